@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t CUDA_BYTES = 16, CUDA_SIDE = 16;
 constexpr int64_t MAX_GROUP_STRIDE = int64_t{1} << 44;  // 65 536 of them still fit an address
-constexpr int64_t MOST_INTERLEAVE_CUDA = 32;             // rows or columns in turns: 64 of them are in every tile
+constexpr int64_t MOST_INTERLEAVE_CUDA = 32;            // rows or columns in turns: 64 of them are in every tile
 
 bool group_scales(Scaling scaling) { return scaling == Scaling::delayed || scaling == Scaling::current; }
 
@@ -98,7 +98,7 @@ Error check_interleaved(const GemmArgs& args, bool cuda) {
         "left_interleave or right_interleave was given, and they are for wgrad of quantized operands; leave both 0");
   }
   if (left ? spec.left_square : spec.right_square) {
-    return invalid("an operand in square blocks is x, whose columns are no halves; give the other side's interleave");
+    return invalid("an operand in square blocks is x, whose columns are not halves; give the other side's interleave");
   }
   const int64_t side = left ? args.n : args.k, block = left + right;
   if (side % 2 || side / 2 % block) {
@@ -106,7 +106,7 @@ Error check_interleaved(const GemmArgs& args, bool cuda) {
   }
   if (cuda && MOST_INTERLEAVE_CUDA % block) {
     return unsupported(
-        "left_interleave or right_interleave is no divisor of 32, as the CUDA kernels need; give the product in halves "
+        "left_interleave or right_interleave does not divide 32, as the CUDA kernels need; give the product in halves "
         "and interleave it");
   }
   return {};

@@ -93,7 +93,7 @@ def test_what_takes_no_turns_is_refused(case: Case, changes: dict[str, int], sen
 def test_cuda_takes_blocks_that_divide_32() -> None:
     """A tile holds whole blocks of both halves, on the smallest tile, too."""
     gemm = replace(CASES[0], left_interleave=64).native
-    with pytest.raises(ValueError, match="divisor of 32"):
+    with pytest.raises(ValueError, match="does not divide 32"):
         gemm.workspace_bytes(cuda=True, rows=16, n=128, k=128, groups=1)
 
 

@@ -143,11 +143,11 @@ void bind_gemm(nb::module_& m) {
                           "Arrays are addresses, 0 where there is none; with cuda=True they are on the current\n"
                           "device, work is put on `stream`, and nothing waits or allocates. ValueError says what of\n"
                           "the arguments does not fit; RuntimeError is CUDA's own.")
-      .def(nb::init<int, bool, int, int, int, int, bool, bool, int, bool, bool, bool, bool, bool, int64_t, int64_t>(), nb::kw_only(),
-           "gemm"_a, "quantized"_a, "dtype"_a = 2, "scaling"_a = 0, "left_format"_a = 0, "right_format"_a = 0,
-           "right_square"_a = false, "hadamard"_a = false, "out_dtype"_a = 2, "accumulate"_a = false,
-           "fast_accumulation"_a = false, "left_square"_a = false, "left_values"_a = false, "right_values"_a = false,
-           "left_interleave"_a = 0, "right_interleave"_a = 0)
+      .def(nb::init<int, bool, int, int, int, int, bool, bool, int, bool, bool, bool, bool, bool, int64_t, int64_t>(),
+           nb::kw_only(), "gemm"_a, "quantized"_a, "dtype"_a = 2, "scaling"_a = 0, "left_format"_a = 0,
+           "right_format"_a = 0, "right_square"_a = false, "hadamard"_a = false, "out_dtype"_a = 2,
+           "accumulate"_a = false, "fast_accumulation"_a = false, "left_square"_a = false, "left_values"_a = false,
+           "right_values"_a = false, "left_interleave"_a = 0, "right_interleave"_a = 0)
       .def("workspace_bytes", &GroupedGemm::workspace_bytes, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a,
            "groups"_a, "tile"_a = -1,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.")

@@ -167,7 +167,8 @@ class GroupedGemm {
   void store_turns(const Tile& tile, float* sums, uint8_t* out, float* other) const {
     const int dtype = static_cast<int>(spec_.out_dtype), bytes = dtype_bytes(spec_.out_dtype);
     if (spec_.accumulate) {
-      each_turn(tile, [&](int64_t at, int64_t c, int64_t run) { loops_.load(dtype, out + at * bytes, other + c, run); });
+      each_turn(tile,
+                [&](int64_t at, int64_t c, int64_t run) { loops_.load(dtype, out + at * bytes, other + c, run); });
       loops_.add(other, tile.cols, sums);
     }
     each_turn(tile, [&](int64_t at, int64_t c, int64_t run) { loops_.store(dtype, sums + c, out + at * bytes, run); });

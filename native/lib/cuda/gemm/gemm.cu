@@ -36,7 +36,7 @@ struct Side {
   int64_t row_stride;  // elements; rows and matrices
   int64_t rows;        // ragged rows, or rows per matrix
   int64_t panels;
-  int64_t interleave;  // panels whose columns are two halves that are read in turns, in blocks of so many; 0: as they are
+  int64_t interleave;  // panels whose columns, two halves, are read in turns of so many; 0: as they stand
 };
 
 bool ragged(OperandWalk walk) {
@@ -379,8 +379,8 @@ void turn_scales(GemmArgs& args, float* into, cudaStream_t stream) {
   const int64_t cols = spec.left_interleave ? left_cols(args) : right_cols(args);
   const PlanView plan{args.plan, args.rows, args.groups};
   interleave_scales(static_cast<const float*>(operand.scales), scale_rows(args), scale_pitch(args, cols), cols,
-                    spec.left_interleave + spec.right_interleave, spec.scaling == Scaling::block ? &plan : nullptr, into,
-                    stream);
+                    spec.left_interleave + spec.right_interleave, spec.scaling == Scaling::block ? &plan : nullptr,
+                    into, stream);
   operand.scales = into;
 }
 

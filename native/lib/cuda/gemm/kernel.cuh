@@ -100,9 +100,9 @@ struct BlockLoads {
   }
 
   __device__ __forceinline__ void right(int block, int stage) const {
-    load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(
-        params.right, params.right_walk, params.right_turn, tile, tile.n, block, pipeline.right(stage),
-        pipeline.full_barrier(stage));
+    load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk, params.right_turn,
+                                                                   tile, tile.n, block, pipeline.right(stage),
+                                                                   pipeline.full_barrier(stage));
   }
 
   __device__ __forceinline__ void scales(int block, int stage) const {

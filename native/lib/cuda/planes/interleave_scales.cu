@@ -8,9 +8,8 @@ namespace {
 
 constexpr int THREADS_EACH = 256;
 
-__global__ void __launch_bounds__(THREADS_EACH)
-    interleave(const float* halves, int64_t rows, int64_t pitch, int64_t cols, int64_t block, PlanView plan,
-               float* turns) {
+__global__ void __launch_bounds__(THREADS_EACH) interleave(const float* halves, int64_t rows, int64_t pitch,
+                                                           int64_t cols, int64_t block, PlanView plan, float* turns) {
   const int64_t at = int64_t{blockIdx.x} * THREADS_EACH + threadIdx.x, row = at / pitch, col = at - row * pitch;
   const int64_t count = plan.words ? plan.blocks_in_use(HEIGHT_128) : rows;
   if (row < count && col < cols) turns[row * pitch + turn_of(col, cols / 2, block)] = halves[at];

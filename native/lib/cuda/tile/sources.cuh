@@ -265,8 +265,7 @@ constexpr bool is_rounded = rounds_columns<S> || std::is_same_v<S, Rounded<typen
 
 // Swiglu, SwigluGrad and JoinedSwigluGrad.
 template <class S>
-constexpr bool keeps_slots =
-    !S::computes && !is_plain<S> && !is_packed<S> && !is_rounded<S> && !is_interleaved<S>;
+constexpr bool keeps_slots = !S::computes && !is_plain<S> && !is_packed<S> && !is_rounded<S> && !is_interleaved<S>;
 
 template <class S>
 constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;

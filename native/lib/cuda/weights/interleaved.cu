@@ -3,7 +3,7 @@
 //   reads   2 B/element, of columns in turns twice, the second time from the L2 cache
 //   writes  1 B/element of each plane
 //   bound   device memory
-#include "launches.cuh"
+#include "cuda/quantize/launches.cuh"
 
 namespace octavo::cuda {
 namespace {

@@ -4,7 +4,7 @@
 //   reads   0.5 B/element and a byte per 32 elements; weights 2 B/element of bf16, 4 of fp32
 //   writes  1 B/element of each plane, and 4 B per 16384 elements
 //   bound   device memory
-#include "launches.cuh"
+#include "cuda/quantize/launches.cuh"
 
 namespace octavo::cuda {
 
