@@ -74,8 +74,8 @@ SERVED: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("spec", SERVED, ids=lambda spec: "-".join(map(str, spec.values())))
 def test_cuda_has_the_bytes_of_the_cpu(rng: np.random.Generator, spec: dict[str, Any], axis: str, block: int) -> None:
-    """One plane and both, halves that end within a tile and within a square block, and more tiles than a device holds at
-    once."""
+    """One plane and both, halves that end within a tile and within a square block, and more tiles than a device holds
+    at once."""
     torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
     from problems import CPU, CUDA, NATIVE_LAYOUT, Extras, Shape, quantize, valid
 
