@@ -82,7 +82,9 @@ def _results(run: Any, given: Given, state: Any, dy: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_bits_of_permuted_rows(name: str, rng: np.random.Generator) -> None:
-    """y, gradients and delayed scaling's histories, in a way of keeping that each run draws."""
+    """y, gradients and delayed scaling's histories, in a way of keeping that each run draws. Where forward quantizes
+    nothing that it multiplies, XLA's activation is what it multiplies, unless it keeps codes of it: y is then that of
+    unquantized layers."""
     recipe, (form, codes, on) = RECIPES[name], WAYS[int(rng.integers(len(WAYS)))]
     given, chosen = _given(rng)
     state: Any = (octavo_jax.init_delayed(recipe, G),) * 2 if isinstance(recipe, octavo.DelayedScaling) else None
@@ -91,6 +93,8 @@ def test_the_bits_of_permuted_rows(name: str, rng: np.random.Generator) -> None:
     print(f"form {form}, weight_codes {codes}, weights on the {on}")  # shown by pytest where the test fails
     made = _results(partial(_layer, form=form, weight_codes=codes, **how), given, state, dy)
     wanted = _results(partial(_in_parts, **how), given, state, dy)
+    if name == "backward alone" and form != "keep_all":
+        wanted[0] = _results(partial(_in_parts, **how | {"recipe": octavo.HighPrecision()}), given, state, dy)[0]
     same = [np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(made, wanted, strict=True)]
     if form == "lean":  # gradients are those of the rounded h; y is the same
         assert same[0]

@@ -59,8 +59,8 @@ def moe_mlp(
     bi, bo      their biases [E, C] and [E, N], or None
     normalize   divide a token's k weights by their sum
     weights_on, form, weight_codes   as in `routed_mlp`, whose y and gradients are the same bits in every form but
-                "lean", whose y is the same. Where a recipe leaves fprop in high precision and quantizes wgrad, a
-                kernel and XLA may compute an activation of float32 that differs in the last bit
+                "lean", whose y is the same. Where a recipe leaves fprop in high precision and quantizes wgrad, y's
+                activation is a kernel's in "keep_all" and XLA's elsewhere, and these may differ in the last bit
     mask        [...] bool, x's leading axes: False for tokens that go nowhere, such as padding. They cost no row of a
                 GEMM, may hold anything, and come back as zeros
     dtype       of the rows, wi, wo and the biases in the experts; the router sees x as it is. None: as they are
