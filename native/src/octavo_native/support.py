@@ -219,7 +219,10 @@ def gemm_refusal(
     device, step = ("cuda", CUDA_MULTIPLE) if cuda else ("cpu", 1)
     uneven = [f"{name} is {side}" for name, side in (("k", k), ("n", n)) if side is not None and _uneven(side, step)]
     if uneven:
-        return f"{' and '.join(uneven)}, and its {device} GEMMs take multiples of {step} from {step} on"
+        needed = (
+            "a side of 1 or more" if step == 1 else f"multiples of {step}; pad the weights, or choose another backend"
+        )
+        return f"{' and '.join(uneven)}, and its {device} GEMMs take {needed}"
     if not cuda or dtypes is None:
         return None
     first, second = dtypes
