@@ -7,6 +7,7 @@
 
 #include "common/gemm_strides.h"
 #include "cpu/loops/threads.h"
+#include "cpu/planes/turns.h"
 #include "octavo/interleave.h"
 #include "side.h"
 
@@ -152,26 +153,17 @@ class GroupedGemm {
     return spec_.left_interleave ? turn_of(row, args_.n / 2, spec_.left_interleave) : row;
   }
 
-  // Calls `body(element of the array, column of the tile, count)` for neighbours in a row of dw, of columns that take
-  // turns.
-  template <class Body>
-  void each_turn(const Tile& tile, const Body& body) const {
-    const int64_t half = args_.k / 2, block = spec_.right_interleave;
-    for (int64_t c = 0; c < tile.cols;) {
-      const int64_t col = tile.col + c, run = std::min(block - col % half % block, tile.cols - c);
-      body(turn_of(col, half, block), c, run);
-      c += run;
-    }
-  }
-
+  // A row of dw whose columns take turns.
   void store_turns(const Tile& tile, float* sums, uint8_t* out, float* other) const {
     const int dtype = static_cast<int>(spec_.out_dtype), bytes = dtype_bytes(spec_.out_dtype);
+    const auto each = [&](const auto& body) {
+      each_run(tile.col, tile.cols, args_.k / 2, spec_.right_interleave, body);
+    };
     if (spec_.accumulate) {
-      each_turn(tile,
-                [&](int64_t at, int64_t c, int64_t run) { loops_.load(dtype, out + at * bytes, other + c, run); });
+      each([&](int64_t at, int64_t c, int64_t run) { loops_.load(dtype, out + at * bytes, other + c, run); });
       loops_.add(other, tile.cols, sums);
     }
-    each_turn(tile, [&](int64_t at, int64_t c, int64_t run) { loops_.store(dtype, sums + c, out + at * bytes, run); });
+    each([&](int64_t at, int64_t c, int64_t run) { loops_.store(dtype, sums + c, out + at * bytes, run); });
   }
 
   void store(const Tile& tile, Scratch& scratch) const {

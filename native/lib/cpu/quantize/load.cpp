@@ -1,6 +1,7 @@
 // A tile's values in fp32: what every pass quantizes.
 #include <algorithm>
 
+#include "cpu/planes/turns.h"
 #include "job.h"
 #include "octavo/interleave.h"
 
@@ -23,13 +24,9 @@ int64_t row_of(const Input& input, int64_t row) {
 // A tile's columns of one row, of halves that take turns in it.
 void load_turns(const Job& job, const Tile& tile, const uint8_t* row, float* values) {
   const Input& input = job.args.input;
-  const int64_t half = input.cols / 2, block = input.interleaved_cols, end = tile.col + tile.cols;
-  for (int64_t col = tile.col; col < end;) {
-    const int64_t run = std::min(block - col % half % block, end - col);  // neighbours in the array
-    job.loops.load(static_cast<int>(input.dtype), row + turn_of(col, half, block) * dtype_bytes(input.dtype),
-                   values + (col - tile.col), run);
-    col += run;
-  }
+  const int dtype = static_cast<int>(input.dtype), bytes = dtype_bytes(input.dtype);
+  each_run(tile.col, tile.cols, input.cols / 2, input.interleaved_cols,
+           [&](int64_t at, int64_t c, int64_t run) { job.loops.load(dtype, row + at * bytes, values + c, run); });
 }
 
 constexpr int MXFP4_BLOCK = 32;
