@@ -28,9 +28,9 @@ from problems import (  # noqa: E402  it imports torch
     SPECS,
     Extras,
     Shape,
+    assert_same,
     drawn_values,
     quantize,
-    valid,
 )
 
 pytestmark = needs_device
@@ -70,9 +70,7 @@ def compare(rng: np.random.Generator, spec: dict[str, Any], name: str, features:
         values[shape.used :] = torch.nan
         theirs, other = quantize(spec, shape, values, "bfloat16", planes, CPU, Extras(wanted=("amax",)))
         assert "amax" not in extra or torch.equal(extra["amax"].cpu(), other["amax"]), what
-        for mine, true in zip(ours, theirs, strict=True):
-            for one, two in zip(valid(spec, shape, mine), valid(spec, shape, true), strict=True):
-                assert (one == two).all(), f"{what}: {mine.direction}"
+        assert_same(spec, shape, ours, theirs, what)
 
 
 @pytest.mark.parametrize("name", ["swiglu", "clamped_swiglu"])

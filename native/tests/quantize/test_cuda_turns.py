@@ -15,7 +15,7 @@ from devices import needs_device
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-from problems import CPU, CUDA, NATIVE_LAYOUT, SPECS, Extras, Shape, quantize, valid  # noqa: E402  it imports torch
+from problems import CPU, CUDA, NATIVE_LAYOUT, SPECS, Extras, Shape, assert_same, quantize  # noqa: E402  it imports torch
 
 pytestmark = needs_device
 
@@ -43,9 +43,7 @@ def compare(rng: np.random.Generator, spec: dict[str, Any], shape: Shape, ways: 
     extras = Extras(wanted=("amax",) if spec["scaling"] == "current" else ())
     ours, extra = quantize(spec, shape, x.to("cuda"), "bfloat16", planes, CUDA, extras)
     theirs, other = quantize(spec, shape, x, "bfloat16", planes, CPU, extras)
-    for mine, true in zip(ours, theirs, strict=True):
-        for one, two in zip(valid(spec, shape, mine), valid(spec, shape, true), strict=True):
-            assert (one == two).all(), f"{mine.direction} of {shape.sizes} x {shape.cols}"
+    assert_same(spec, shape, ours, theirs, f"{shape.sizes} x {shape.cols}")
     for name, one in extra.items():
         assert (one.cpu().numpy() == other[name].numpy()).all(), name
 

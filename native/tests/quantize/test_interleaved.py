@@ -77,7 +77,7 @@ def test_cuda_has_the_bytes_of_the_cpu(rng: np.random.Generator, spec: dict[str,
     """One plane and both, halves that end within a tile and within a square block, and more tiles than a device holds
     at once."""
     torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
-    from problems import CPU, CUDA, NATIVE_LAYOUT, Extras, Shape, quantize, valid
+    from problems import CPU, CUDA, NATIVE_LAYOUT, Extras, Shape, assert_same, quantize
 
     extras = Extras(wanted=() if spec["scaling"] == "block" else ("amax",), source={axis: block})
     for groups, rows, cols in ((3, 240, 432), (2, 48, 2880), (40, 432, 1056)):
@@ -89,9 +89,7 @@ def test_cuda_has_the_bytes_of_the_cpu(rng: np.random.Generator, spec: dict[str,
             planes = {way: NATIVE_LAYOUT[way] for way in ways}
             ours, extra = quantize(spec, shape, x.to("cuda"), "bfloat16", planes, CUDA, extras)
             theirs, other = quantize(spec, shape, x, "bfloat16", planes, CPU, extras)
-            for mine, true in zip(ours, theirs, strict=True):
-                for one, two in zip(valid(spec, shape, mine), valid(spec, shape, true), strict=True):
-                    assert (one == two).all(), f"{mine.direction} of {groups} x {rows} x {cols}"
+            assert_same(spec, shape, ours, theirs, f"{groups} x {rows} x {cols}")
             for name, one in extra.items():
                 assert (one.cpu().numpy() == other[name].numpy()).all(), name
 

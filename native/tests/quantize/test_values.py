@@ -28,6 +28,7 @@ from problems import (  # noqa: E402  it imports torch
     Plane,
     Shape,
     address,
+    assert_same,
     drawn_values,
     filled,
     quantize,
@@ -103,8 +104,7 @@ def test_values_are_those_of_the_codes(rng: np.random.Generator, spec: dict[str,
                 other = expanded(spec, shape, other, place)
                 used = valid(spec, shape, plane)[0].size
                 assert (plane.codes[used:] == POISON).all(), f"{what}: {plane.direction} past what is used"
-            for one, two in zip(valid(spec, shape, plane), valid(spec, shape, other), strict=True):
-                assert (one == two).all(), f"{what}: {plane.direction}"
+            assert_same(spec, shape, [plane], [other], what)
 
 
 @pytest.mark.parametrize("on", PLACES)

@@ -5,6 +5,7 @@ Not tests: `sanitize.py` drives them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -323,6 +324,13 @@ def valid(spec: dict[str, Any], shape: Shape, plane: Plane) -> list[np.ndarray]:
     else:
         scales = scales[: panels * cols * (128 // size)]
     return [codes, scales, *([] if plane.factor is None else [plane.factor.cpu().numpy()])]
+
+
+def assert_same(spec: dict[str, Any], shape: Shape, ours: Sequence[Plane], theirs: Sequence[Plane], what: str) -> None:
+    """Planes of the same directions hold the same bytes in all that their layouts define."""
+    for mine, true in zip(ours, theirs, strict=True):
+        for one, two in zip(valid(spec, shape, mine), valid(spec, shape, true), strict=True):
+            assert (one == two).all(), f"{what}: {mine.direction}"
 
 
 def drawn_values(rng: np.random.Generator, rows: int, cols: int, dtype: str, kind: str) -> Tensor:
