@@ -1,6 +1,6 @@
 """Weights whose gate and up columns or rows take turns: quantized where they lie, and gradients written so.
 
-python benchmarks/steps/interleaved.py OUTPUT COMMIT
+python benchmarks/steps/interleaved.py OUTPUT COMMIT [--turns N]
 
 Each beside the same of two halves, the kernel that takes apart or joins, and a copy; in turns in one process, on a CUDA
 device. Codes and gradients are compared bit by bit first.
@@ -8,16 +8,15 @@ device. Codes and gradients are compared bit by bit first.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from turns import arguments_of, timed, write
 
 import octavo
 import octavo_registry as registry
@@ -28,10 +27,10 @@ SHAPES = {"gpt-oss": (32, 2880, 2880, 32768), "128 small experts": (128, 2048, 7
 RECIPES = {"block": octavo.BlockScaling(), "current": octavo.CurrentScaling(), "delayed": octavo.DelayedScaling()}
 PLANES = ("rowwise", "rowwise_scale", "columnwise", "columnwise_scale")
 ORDERS: tuple[Weight, ...] = ("kn", "nk")
-TURNS, CALLS = 7, 6
+CALLS = 6  # in a row, within a turn
 
 
-def measure(name: str, order: Weight) -> dict[str, dict[str, float]]:
+def measure(name: str, order: Weight, turns: int) -> dict[str, dict[str, float]]:
     """Microseconds of the quantizers of every recipe, and of the gradients of those with scales of their own."""
     groups, hidden, width, rows = SHAPES[name]
     shape = (groups, hidden, 2 * width) if order == "kn" else (groups, 2 * width, hidden)
@@ -63,25 +62,26 @@ def measure(name: str, order: Weight) -> dict[str, dict[str, float]]:
         for plane in PLANES:
             assert torch.equal(getattr(ours, plane).view(torch.uint8), getattr(theirs, plane).view(torch.uint8)), plane
         del ours, theirs
-        found[f"quantize {kind}"] = timed(
+        found[f"quantize {kind}"] = microseconds(
             {
                 "turns": lambda w=w, run=in_turns.run, how=scale: run(w, None, **how),
                 "halves": lambda w=w, run=quantize, how=scale: run(w, None, **how),
                 "taken apart": apart,
                 "copy": lambda w=w: torch.empty_like(w).copy_(w),
-            }
+            },
+            turns,
         )
         if kind != "delayed":
-            found[f"wgrad {kind}"] = _gradients(plan, shape, matrices, rows)
+            found[f"wgrad {kind}"] = _gradients(plan, shape, matrices, rows, turns)
     return found
 
 
-def _gradients(plan: Any, shape: tuple[int, ...], matrices: tuple[int, ...], rows: int) -> dict[str, float]:
+def _gradients(plan: Any, shape: tuple[int, ...], matrices: tuple[int, ...], rows: int, turns: int) -> dict[str, float]:
     groups, hidden, width = shape[0], plan.wgrad.request.k, plan.wgrad.request.n
     sizes = torch.full((groups,), rows // groups, device="cuda")
     x, dy = (torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) for columns in (hidden, width))
     x_codes, dy_codes = plan.quantize_x.run(x, sizes), plan.quantize_dy.run(dy, sizes)
-    halves, turns = plan.wgrad.run, plan.wgrad.bound.interleaved(1).run
+    halves, in_turns = plan.wgrad.run, plan.wgrad.bound.interleaved(1).run
     exchange = plan.fprop.bound.interleave_halves
 
     def joined() -> Tensor:
@@ -89,57 +89,42 @@ def _gradients(plan: Any, shape: tuple[int, ...], matrices: tuple[int, ...], row
         made: Tensor = exchange(dw.view(matrices), 1, True).view(shape)
         return made
 
-    assert torch.equal(turns(x_codes, dy_codes, sizes), joined())
+    assert torch.equal(in_turns(x_codes, dy_codes, sizes), joined())
     total = torch.zeros(shape, device="cuda")
-    return timed(
+    return microseconds(
         {
-            "turns": lambda: turns(x_codes, dy_codes, sizes),
+            "turns": lambda: in_turns(x_codes, dy_codes, sizes),
             "halves": lambda: halves(x_codes, dy_codes, sizes),
             "joined": joined,
-            "turns, added to fp32": lambda: turns(x_codes, dy_codes, sizes, out=total, accumulate=True),
+            "turns, added to fp32": lambda: in_turns(x_codes, dy_codes, sizes, out=total, accumulate=True),
             "halves, added to fp32": lambda: halves(x_codes, dy_codes, sizes, out=total, accumulate=True),
-        }
+        },
+        turns,
     )
 
 
-def timed(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median microseconds of each, in turns."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(TURNS):
-        for name, run in runs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+def microseconds(runs: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
+    """Median microseconds of a call of each."""
+
+    def in_a_row(run: Callable[[], object]) -> None:
+        for _ in range(CALLS):
             run()
-            start.record()
-            for _ in range(CALLS):
-                run()
-            end.record()
-            end.synchronize()
-            times[name].append(1000 * start.elapsed_time(end) / CALLS)
-    return {name: round(statistics.median(measured), 1) for name, measured in times.items()}
+
+    times = timed({name: partial(in_a_row, run) for name, run in runs.items()}, turns)
+    return {name: round(1000 * statistics.median(each) / CALLS, 1) for name, each in times.items()}
 
 
 def main() -> None:
     """Measures every shape and order and writes the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("commit")
-    options = parser.parse_args()
+    options = arguments_of(__doc__, turns=7)
     torch.manual_seed(0)
     rows = []
     for name, order in ((name, order) for name in SHAPES for order in ORDERS):
-        for what, times in measure(name, order).items():
-            rows.append({"shape": name, "weight": order, "what": what, "microseconds": times})
+        sides = dict(zip(("groups", "k", "f", "rows"), SHAPES[name], strict=True))
+        for what, times in measure(name, order, options.turns).items():
+            rows.append({"shape": name, **sides, "weight": order, "what": what, "microseconds": times})
             print(json.dumps(rows[-1]), flush=True)
-    record = {
-        "command": "python benchmarks/steps/interleaved.py FILE COMMIT",
-        "commit": options.commit,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__},
-        "shapes": {name: dict(zip(("groups", "k", "f", "rows"), sides, strict=True)) for name, sides in SHAPES.items()},
-        "rows": rows,
-    }
-    options.output.write_text(json.dumps(record, indent=1) + "\n")
+    write(options.output, "interleaved.py", options.commit, rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn.functional import silu
 
 from octavo_bench.harness.timing import Call
-from octavo_bench.peers.grouped_mm import check_aligned, ends_of, grouped
+from octavo_bench.peers.grouped_mm import check_aligned, ends_of, grouped, inverse_of
 from octavo_bench.peers.loading import loaded
 
 TORCH, LIGER = "all_to_all_single", "LigerCute"
@@ -71,13 +71,9 @@ def _own_call(leaves: Sequence[Tensor], choices: Tensor, dy: Tensor, experts: in
         ends = ends_of(of_experts)
         gate, up = grouped(rows.index_select(0, by_expert), w1, ends).chunk(2, -1)
         y = grouped(silu(gate) * up, w2, ends)
-        back = all_to_all_single_autograd(y.index_select(0, _inverse(by_expert)), away, here, group)
-        each = back.index_select(0, _inverse(order)).view(*choices.shape, -1)
+        back = all_to_all_single_autograd(y.index_select(0, inverse_of(by_expert)), away, here, group)
+        each = back.index_select(0, inverse_of(order)).view(*choices.shape, -1)
         combined = (each * weights[..., None].to(each.dtype)).sum(1)
         return torch.autograd.grad(combined, leaves, dy)
 
     return step
-
-
-def _inverse(order: Tensor) -> Tensor:
-    return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))

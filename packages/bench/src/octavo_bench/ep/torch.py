@@ -233,7 +233,6 @@ class _Layer:
 
     exchange   by which it travels, with the count of choices that were left out; None in one process
     rows       of all ranks
-    peer       another's layer
     """
 
     run: Call
@@ -241,7 +240,6 @@ class _Layer:
     device: torch.device
     exchange: octavo_torch.Exchange | None
     rows: int
-    peer: bool = False
 
 
 def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
@@ -287,7 +285,7 @@ def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
     if case.peer:
         theirs = peer_call(case.peer, [*leaves, weights], choices, dy, groups)
         check_close(case.peer, theirs(), step())
-        return _Layer(theirs, None, device, None, rows, peer=True)
+        return _Layer(theirs, None, device, None, rows)
     run, keep = _captured(step, device) if asked.captured else (step, None)
     return _Layer(run, keep, device, exchange, rows)
 
@@ -306,7 +304,7 @@ def _measure(asked: _Asked, case: _Case, layer: _Layer, alone: _Layer | None = N
     if case.ranks == 1:
         return _Measured(times[0])
     beside = times[1] if len(times) > 1 else None
-    if layer.peer:
+    if case.peer:
         nvlink = _over_nvlink(run, case.ranks, device) if device.type == "cuda" else None
         return _Measured(times[0], beside, None, nvlink)
     assert exchange is not None  # of our layers over several

@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from octavo_bench.harness.timing import Call
 from octavo_bench.moe.benchmark import ADDED, SONIC
 from octavo_bench.moe.torch import Layer, Operands, route
-from octavo_bench.peers.grouped_mm import check_aligned, grouped
+from octavo_bench.peers.grouped_mm import check_aligned, grouped, inverse_of
 from octavo_bench.peers.loading import loaded_sonic_moe
 from octavo_bench.training.torch import gradients_call
 
@@ -39,8 +39,7 @@ def own_calls(layer: Layer, way: str) -> list[Call]:
         y = grouped(a, operands.w2, ends)
         if way == ADDED:
             return torch.zeros_like(operands.x).index_add(0, tokens, y)
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(rows, device=order.device))
-        return y.index_select(0, back).view(-1, layer.choices, y.shape[1]).sum(1)
+        return y.index_select(0, inverse_of(order)).view(-1, layer.choices, y.shape[1]).sum(1)
 
     return [gradients_call(partial(forward, one), one.leaves, one.dy) for one in layer.sets]
 

@@ -26,6 +26,11 @@ def ends_of(sizes: Tensor) -> Tensor:
     return torch.cumsum(sizes, 0).to(torch.int32)
 
 
+def inverse_of(order: Tensor) -> Tensor:
+    """The order that brings rows back which `index_select` has put in this one."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+
+
 def grouped(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     """y[r] = x[r] @ w[g].T for x [M, K] and w [G, N, K]; differentiable."""
     return torch._grouped_mm(x, w.transpose(1, 2), offs=ends)
