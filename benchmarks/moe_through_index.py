@@ -1,9 +1,10 @@
-"""A MoE layer whose x and dy are quantized from the tokens' rows, beside one that permutes the rows first.
+"""A MoE layer whose x and dy are read from the tokens' rows, quantized there or multiplied, beside one that permutes
+the rows first.
 
 python benchmarks/moe_through_index.py OUTPUT COMMIT
 
 Both ways of one shape, recipe and form take turns in one process, on a CUDA device. The second way is a backend with
-the same kernels that does not offer `BoundQuantize.of_tokens`.
+the same kernels that offers neither `BoundQuantize.of_tokens` nor GEMMs that take tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from torch import Tensor
 import octavo
 import octavo_registry
 import octavo_torch as ot
-from octavo_registry.contract import AnyBound, AnyRequest, Backend, BackendCard, BoundQuantize, hookimpl
+from octavo_registry.contract import (
+    AnyBound,
+    AnyRequest,
+    Backend,
+    BackendCard,
+    BoundDgrad,
+    BoundFprop,
+    BoundQuantize,
+    BoundWgrad,
+    hookimpl,
+)
 from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.plugin import CARD
 
@@ -47,6 +58,8 @@ class Permuting(Backend):
     def bind(self, request: AnyRequest) -> AnyBound:
         """torch-native's function, without what reads tokens."""
         bound = self._native.bind(request)
+        if isinstance(bound, BoundFprop | BoundDgrad | BoundWgrad):
+            return replace(bound, takes_tokens=())
         return replace(bound, of_tokens=None) if isinstance(bound, BoundQuantize) else bound
 
 

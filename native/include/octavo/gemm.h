@@ -26,6 +26,7 @@ struct GemmOperand {
   const void* scales = nullptr;
   const float* global = nullptr;  // NVFP4's second level, [G]
   int64_t row_stride = 0;
+  RowIndex index = {};  // of ragged, unquantized rows: `data` are tokens; of one operand at most. CUDA: of bf16
 };
 
 // What is known of a GEMM before there are tensors.

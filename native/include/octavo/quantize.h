@@ -42,6 +42,13 @@ struct RowIndex {
   const int64_t* of_rows = nullptr;  // [rows], on the device of the call; null: row i is the array's row i
   int64_t each = 1;
   int64_t count = 0;  // count * each is at most 2^30
+
+  // The array's row that row `row` is, on the host; -1: nowhere, it is zeros.
+  int64_t at(int64_t row) const {
+    if (of_rows == nullptr) return row;
+    const int64_t choice = of_rows[row];
+    return choice < 0 || choice >= count * each ? -1 : choice / each;
+  }
 };
 
 // Rows [rows, cols] of a ragged operand (matrix_rows 0; `plan` says where groups begin), or `groups` stacked matrices

@@ -1,5 +1,5 @@
 // Argument checks of the grouped GEMMs, shared by both devices. Pointers are compared and never dereferenced.
-#include "check.h"
+#include "check_operand.h"
 #include "gemm_strides.h"
 #include "octavo/gemm.h"
 
@@ -8,8 +8,9 @@ namespace octavo {
 namespace {
 
 constexpr int64_t CUDA_BYTES = 16, CUDA_SIDE = 16;
-constexpr int64_t MAX_GROUP_STRIDE = int64_t{1} << 44;  // 65 536 of them still fit an address
-constexpr int64_t MOST_INTERLEAVE_CUDA = 32;            // rows or columns in turns: 64 of them are in every tile
+constexpr int64_t MAX_GROUP_STRIDE = int64_t{1} << 44;      // 65 536 of them still fit an address
+constexpr int64_t MOST_GATHERED_STRIDE = int64_t{1} << 30;  // its bytes fit 32 bits
+constexpr int64_t MOST_INTERLEAVE_CUDA = 32;                // rows or columns in turns: 64 of them are in every tile
 
 bool group_scales(Scaling scaling) { return scaling == Scaling::delayed || scaling == Scaling::current; }
 
@@ -108,6 +109,30 @@ Error check_interleaved(const GemmArgs& args, bool cuda) {
     return unsupported(
         "left_interleave or right_interleave does not divide 32, as the CUDA kernels need; give the product in halves "
         "and interleave it");
+  }
+  return {};
+}
+
+// Rows of an operand that stand where a router's tokens do.
+Error check_indices(const GemmArgs& args, bool cuda) {
+  const GemmSpec& spec = args.spec;
+  if (const Error error = check_row_index(args.left.index)) return error;
+  if (const Error error = check_row_index(args.right.index)) return error;
+  const bool left = args.left.index.of_rows, right = args.right.index.of_rows;
+  if (!left && !right) return {};
+  if (left && right) return invalid("both operands have an index; permute the rows of one of them");
+  if (spec.quantized) {
+    return invalid("an index was given with quantized operands, whose codes are read as they lie; leave it null");
+  }
+  if (right && spec.gemm != Gemm::wgrad) {
+    return invalid("the right operand has an index and is a weight; an index is for ragged rows, so leave it null");
+  }
+  if (cuda && spec.dtype != DType::bf16) {
+    return unsupported(
+        "an index was given and dtype is not bf16, which alone the CUDA kernels gather; permute the rows");
+  }
+  if (cuda && (left ? args.left : args.right).row_stride > MOST_GATHERED_STRIDE) {
+    return unsupported("an operand with an index has a row_stride past 2^30 elements; copy its rows closer together");
   }
   return {};
 }
@@ -240,6 +265,7 @@ Error check_gemm(const GemmArgs& given, bool cuda) {
   if (const Error error = check_options(given.spec, cuda)) return error;
   if (const Error error = check_sides(given, cuda)) return error;
   if (const Error error = check_interleaved(given, cuda)) return error;
+  if (const Error error = check_indices(given, cuda)) return error;
   const GemmArgs args = with_strides(given);
   if (const Error error = check_strides(args)) return error;
   if (args.rows > 0) {

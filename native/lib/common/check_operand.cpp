@@ -105,4 +105,15 @@ Error check_plan(const PlanArgs& args) {
   return {};
 }
 
+Error check_row_index(const RowIndex& index) {
+  if (index.each < 1 || index.each > MAX_ROWS) {
+    return invalid("each is less than 1 or past 2^30; give the choices of each row of the input");
+  }
+  if (index.of_rows == nullptr) return {};
+  if (!aligned(index.of_rows, 8)) return invalid("index is not aligned to 8 bytes; it is int64 [rows]");
+  if (index.count < 0) return invalid("count is negative; give the rows of the input, 0 or more");
+  if (index.count > MAX_ROWS / index.each) return invalid("count * each is past 2^30; split the input");
+  return {};
+}
+
 }  // namespace octavo

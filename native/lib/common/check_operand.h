@@ -16,6 +16,9 @@ Error check_shape(int64_t rows, int64_t cols, int64_t groups, int64_t matrix_row
 // `elements`: of the payload. An operand without elements may have null arrays.
 Error check_plane(const QuantizerSpec& spec, const Plane& plane, int64_t elements);
 
+// Rows that stand in an array of `index.count` rows. Without an index, too: kernels divide by `each`.
+Error check_row_index(const RowIndex& index);
+
 // What a plane of codes and one of values have beside them.
 Error check_second_level(const QuantizerSpec& spec, const Plane& plane, int64_t elements);
 

@@ -81,10 +81,7 @@ Error check_prologue(const QuantizeArgs& args) {
 // `data` [count, cols] is read at rows that are not known on the host.
 Error check_index(const QuantizeArgs& args) {
   const RowIndex& index = args.input.index;
-  // without an index, too: the kernels divide by it
-  if (index.each < 1 || index.each > MAX_ROWS) {
-    return invalid("each is less than 1 or past 2^30; give the choices of each row of the input");
-  }
+  if (const Error error = check_row_index(index)) return error;
   if (index.of_rows == nullptr) return {};
   if (args.input.matrix_rows > 0) {
     return invalid("index was given with stacked matrices; it is for ragged rows, so leave it null");
@@ -92,9 +89,6 @@ Error check_index(const QuantizeArgs& args) {
   if (args.prologue.kind != PrologueKind::none) {
     return invalid("index was given with a prologue, whose kernels read rows in their order; permute the rows first");
   }
-  if (!aligned(index.of_rows, 8)) return invalid("index is not aligned to 8 bytes; it is int64 [rows]");
-  if (index.count < 0) return invalid("count is negative; give the rows of the input, 0 or more");
-  if (index.count > MAX_ROWS / index.each) return invalid("count * each is past 2^30; split the input");
   return {};
 }
 

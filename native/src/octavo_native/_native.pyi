@@ -359,6 +359,10 @@ class Gemm:
         bias: int = 0,
         bias_dtype: int = 2,
         bias_scales: int = 0,
+        left_index: int = 0,
+        right_index: int = 0,
+        each: int = 1,
+        count: int = 0,
         tile: int = -1,
         ctas: int = 0,
         workspace: int = 0,
@@ -372,7 +376,10 @@ class Gemm:
 
         Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with
         accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +
-        bias_scales[r] * bias[g], with bias_scales [M]. tile: a number of `tiles`, -1 for the model's choice (CUDA).
+        bias_scales[r] * bias[g], with bias_scales [M]. With left_index or right_index, int64 [M], that ragged,
+        unquantized operand is an array of `count` rows and its row i is row index[i] // each; zeros where index[i]
+        is outside 0 to count * each - 1. On CUDA it is bf16.
+        tile: a number of `tiles`, -1 for the model's choice (CUDA).
         ctas: most CTAs of the product, each of which has a multiprocessor to itself, with the same bits; 0: one
         for each multiprocessor. The CPU takes any and has none.
         """

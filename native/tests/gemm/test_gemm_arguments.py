@@ -318,3 +318,26 @@ def test_a_machine_without_a_gpu_says_so(call: Call) -> None:
     with pytest.raises(RuntimeError, match="CUDA"):
         gemms.gemm_named(**FPROP).run(**{**aligned_to_pieces, "cuda": True})
     assert call.untouched()
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "reason"),
+    [
+        (BLOCK, {"left_index": "plan"}, "an index was given with quantized operands"),
+        (FPROP, {"right_index": "plan"}, "the right operand has an index and is a weight"),
+        (WGRAD, {"left_index": "plan", "right_index": "plan"}, "both operands have an index"),
+        (FPROP, {"left_index": "plan", "count": -1}, "count is negative"),
+        (FPROP, {"left_index": "plan", "each": 0}, "each is less than 1"),
+        (FPROP, {"left_index": "plan", "each": 2, "count": 1 << 30}, "count \\* each is past 2\\^30"),
+        ({**FPROP, "dtype": "float16"}, {"left_index": "plan", "cuda": True}, "dtype is not bf16"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_indices_that_do_not_fit(call: Call, spec: dict[str, Any], changes: dict[str, Any], reason: str) -> None:
+    """Refused with a sentence, and nothing is written."""
+    arguments = {name: call.at(value) if isinstance(value, str) else value for name, value in changes.items()}
+    if arguments.get("cuda") and not native.HAS_CUDA:
+        pytest.skip("built without CUDA")
+    with pytest.raises(ValueError, match=reason):
+        gemms.gemm_named(**spec).run(**call.arguments(spec) | {"count": 20} | arguments)
+    assert call.untouched()

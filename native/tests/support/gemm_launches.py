@@ -30,6 +30,8 @@ import octavo_native as native
 from octavo_native import gemms
 
 FOUR = {"left_format": "e2m1", "right_format": "e2m1"}
+CHOICES = 3
+"""Of a token, where an operand is rows of tokens."""
 SIDES = ((144, 272), (16, 80), (80, 16), (272, 144), (48, 528))
 """(N, K)."""
 OPERANDS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
@@ -56,7 +58,10 @@ def interleaved() -> list[dict[str, Any]]:
 
 
 def kinds() -> list[dict[str, Any]]:
-    """Arguments of `gemm_named`: every scaling and format, square weights, Hadamard data, dtypes, results, options."""
+    """Arguments of `gemm_named`: every scaling and format, square weights, Hadamard data, dtypes, results, options.
+
+    With `tokens`, the operand of that name stands where a router's tokens do.
+    """
     made: list[dict[str, Any]] = []
     for gemm in native.GEMMS:
         made += [
@@ -75,6 +80,9 @@ def kinds() -> list[dict[str, Any]]:
         else:
             made.append({"gemm": gemm, "scaling": "nvfp4", **FOUR, "right_square": True})
             made.append({"gemm": gemm, "scaling": "block", "right_square": True})
+    for gemm, side in (("fprop", "left"), ("dgrad", "left"), ("wgrad", "left"), ("wgrad", "right")):
+        # of each, sums that are stored and sums that are added
+        made += [{"gemm": gemm, "tokens": side, "out_dtype": out} for out in ("bfloat16", "float32") for _ in range(2)]
     for number, kind in enumerate(made):
         kind.setdefault("out_dtype", tuple(DTYPES)[number % 3])
         kind["accumulate"] = kind["gemm"] == "wgrad" and number % 2 == 1
@@ -89,7 +97,7 @@ class Launch:
 
     def __init__(self, kind: dict[str, Any], number: int, draw: torch.Generator) -> None:
         self.kind, self.number, self.draw = kind, number, draw
-        self.gemm = gemms.gemm_named(**kind)
+        self.gemm = gemms.gemm_named(**{name: value for name, value in kind.items() if name != "tokens"})
         self.n, self.k = SIDES[number % len(SIDES)]
         self.ragged = Shape(SIZES[number % len(SIZES)], 0)
         groups = len(self.ragged.sizes)
@@ -97,6 +105,10 @@ class Launch:
         self.shapes = {name: Shape(self.ragged.sizes, cols) for name, cols in (("x", self.k), ("dy", self.n))}
         self.shapes["w"] = Shape((0,) * groups, self.k, matrix_rows=self.n)
         self.values = {name: self._values(name) for name in OPERANDS[kind["gemm"]]}
+        self.tokens = torch.randperm(self.ragged.rows, generator=draw)
+        self.nowhere = torch.rand(self.ragged.rows, generator=draw) < 0.1
+        if "tokens" in kind:
+            self.values[OPERANDS[kind["gemm"]][kind["tokens"] == "right"]][self.nowhere] = 0
         self.bias = torch.randint(-9, 10, (groups, self.n), generator=draw).float()
         self.factors = torch.randint(-2, 3, (self.ragged.rows,), generator=draw).float()
         self.operands: dict[tuple[bool, int], dict[str, Tensor | None]] = {}
@@ -178,10 +190,27 @@ class Launch:
         """Arrays by the names of `Gemm.run`."""
         name = ("left", "right")[side]
         x = self._rows(OPERANDS[self.kind["gemm"]][side], place, unwritten)
+        if self.kind.get("tokens") == name and place.cuda:
+            return self._tokens(name, x, unwritten)
         if self.kind.get("scaling") is None:
             return {name: x}
         plane = self._quantized(side, x, place, unwritten)
         return {name: plane.codes, f"{name}_scales": plane.scales, f"{name}_global": plane.factor}
+
+    def _tokens(self, name: str, x: Tensor, unwritten: bool) -> dict[str, Tensor | None]:
+        """The rows x in another order, NaN or without a value where a row is to be zeros, and their index."""
+        used, nowhere = self.ragged.used, self.nowhere.to(x.device)
+        tokens = torch.empty_like(x)
+        if not unwritten:
+            tokens.fill_(torch.nan)
+        place = self.tokens.to(x.device)
+        read = torch.arange(len(x), device=x.device) < used
+        tokens[place[read & ~nowhere]] = x[read & ~nowhere]
+        strange = torch.tensor([-1, CHOICES * len(x), 1 << 40, -(1 << 62)], device=x.device)
+        order = torch.where(nowhere, strange[place % 4], place * CHOICES + place % CHOICES)
+        held = torch.empty_like(order)
+        held[:used] = order[:used]
+        return {name: tokens, f"{name}_index": held if unwritten else order}
 
     def run(self, place: Place, tile: int, unwritten: bool = False) -> Tensor:
         """Bytes of the result."""
@@ -211,6 +240,8 @@ class Launch:
             out=address(out),
             bias_dtype=native.DTYPES[bias_dtype],
             tile=tile if place.cuda else -1,
+            each=CHOICES,
+            count=self.ragged.rows,
             workspace=address(workspace),
             workspace_bytes=size,
         )

@@ -48,14 +48,21 @@ class GroupedGemm {
   void run(bool cuda, int64_t rows, int64_t n, int64_t k, int64_t groups, Address plan, Address left, Address right,
            Address out, Address left_scales, Address left_global, int64_t left_stride, Address right_scales,
            Address right_global, int64_t right_stride, int64_t out_row_stride, int64_t out_group_stride, Address bias,
-           int bias_dtype, Address bias_scales, int tile, int ctas, Address workspace, size_t workspace_bytes,
-           Address stream, int threads, Sequence* into) const {
+           int bias_dtype, Address bias_scales, Address left_index, Address right_index, int64_t each, int64_t count,
+           int tile, int ctas, Address workspace, size_t workspace_bytes, Address stream, int threads,
+           Sequence* into) const {
     GemmArgs args = sides(rows, n, k, groups);
     args.plan = pointer<const int64_t>(plan);
-    args.left = {pointer<const void>(left), pointer<const void>(left_scales), pointer<const float>(left_global),
-                 left_stride};
-    args.right = {pointer<const void>(right), pointer<const void>(right_scales), pointer<const float>(right_global),
-                  right_stride};
+    args.left = {pointer<const void>(left),
+                 pointer<const void>(left_scales),
+                 pointer<const float>(left_global),
+                 left_stride,
+                 {pointer<const int64_t>(left_index), each, count}};
+    args.right = {pointer<const void>(right),
+                  pointer<const void>(right_scales),
+                  pointer<const float>(right_global),
+                  right_stride,
+                  {pointer<const int64_t>(right_index), each, count}};
     args.out = pointer<void>(out);
     args.out_row_stride = out_row_stride;
     args.out_group_stride = out_group_stride;
@@ -154,13 +161,17 @@ void bind_gemm(nb::module_& m) {
       .def("run", &GroupedGemm::run, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a, "groups"_a, "plan"_a, "left"_a,
            "right"_a, "out"_a, "left_scales"_a = 0, "left_global"_a = 0, "left_stride"_a = 0, "right_scales"_a = 0,
            "right_global"_a = 0, "right_stride"_a = 0, "out_row_stride"_a = 0, "out_group_stride"_a = 0, "bias"_a = 0,
-           "bias_dtype"_a = 2, "bias_scales"_a = 0, "tile"_a = -1, "ctas"_a = 0, "workspace"_a = 0,
-           "workspace_bytes"_a = 0, "stream"_a = 0, "threads"_a = 1, nb::arg("into").none() = nb::none(),
+           "bias_dtype"_a = 2, "bias_scales"_a = 0, "left_index"_a = 0, "right_index"_a = 0, "each"_a = 1,
+           "count"_a = 0, "tile"_a = -1, "ctas"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0, "stream"_a = 0,
+           "threads"_a = 1, nb::arg("into").none() = nb::none(),
            "Write the product to `out`: rows M, n out-features, k in-features. Strides are elements, 0: contiguous.\n\n"
            "Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with\n"
            "accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +\n"
-           "bias_scales[r] * bias[g], with bias_scales [M]. tile: a number of `tiles`, -1 for the model's choice "
-           "(CUDA).\n"
+           "bias_scales[r] * bias[g], with bias_scales [M]. With left_index or right_index, int64 [M], that ragged,\n"
+           "unquantized operand is an array of `count` rows and its row i is row index[i] // each; zeros where "
+           "index[i]\n"
+           "is outside 0 to count * each - 1. On CUDA it is bf16.\n"
+           "tile: a number of `tiles`, -1 for the model's choice (CUDA).\n"
            "ctas: most CTAs of the product, each of which has a multiprocessor to itself, with the same bits; 0: one\n"
            "for each multiprocessor. The CPU takes any and has none.")
       .def("tiles", &GroupedGemm::tiles, "Names of the tiles that the CUDA kernels of this GEMM come in, by number.")

@@ -35,7 +35,7 @@ void each_array(QuantizeArgs& args, Use&& use) {
 
 template <typename Use>
 void each_array(GemmOperand& operand, Use&& use) {
-  use(operand.data), use(operand.scales), use(operand.global);
+  use(operand.data), use(operand.scales), use(operand.global), use(operand.index.of_rows);
 }
 
 template <typename Use>

@@ -1,6 +1,8 @@
 // One operand of a grouped GEMM: its values in fp32, block by block.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/planes/values.h"
 #include "octavo/gemm.h"
 
@@ -53,8 +55,13 @@ class GemmSide {
     if (quantized_) return plane_.load(block, buffers, to, stride);
     const auto* data = static_cast<const uint8_t*>(operand_.data);
     for (int r = 0; r < block.rows; ++r) {
-      const int64_t element = (block.panel.row0 + r) * operand_.row_stride + block.col;
-      loops_.load(static_cast<int>(dtype_), data + element * dtype_bytes(dtype_), to + r * stride, block.cols);
+      const int64_t row = operand_.index.at(block.panel.row0 + r);
+      const int64_t element = row * operand_.row_stride + block.col;
+      if (row < 0) {
+        std::fill(to + r * stride, to + r * stride + block.cols, 0.0f);
+      } else {
+        loops_.load(static_cast<int>(dtype_), data + element * dtype_bytes(dtype_), to + r * stride, block.cols);
+      }
     }
   }
 

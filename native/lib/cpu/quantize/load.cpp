@@ -11,14 +11,11 @@ namespace {
 
 // The row of the input where the operand's row `row` stands; -1: nowhere, it is zeros.
 int64_t row_of(const Input& input, int64_t row) {
-  const RowIndex& index = input.index;
   if (input.interleaved_rows) {
     const int64_t matrix = input.matrix_rows, local = row % matrix;
     return row - local + turn_of(local, matrix / 2, input.interleaved_rows);
   }
-  if (index.of_rows == nullptr) return row;
-  const int64_t choice = index.of_rows[row];
-  return choice < 0 || choice >= index.count * index.each ? -1 : choice / index.each;
+  return input.index.at(row);
 }
 
 // A tile's columns of one row, of halves that take turns in it.

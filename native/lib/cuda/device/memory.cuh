@@ -75,6 +75,12 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   }
 }
 
+// 16 bytes, of which L2 fetches the neighbours, too; zeros where nothing is `present`: then nothing is read.
+__device__ __forceinline__ void copy_async_or_zeros(uint32_t to, const void* from, bool present) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(present ? 16 : 0)
+               : "memory");
+}
+
 // Copies asked for since the last such call are a group; waits until at most so many of the latest groups are not
 // there.
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -36,6 +36,11 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uin
                : "memory");
 }
 
+// An arrival of this thread's, once all of its cp.async copies have arrived that were asked for before.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
+}
+
 // Waits until the phase of this parity has completed.
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   asm volatile(

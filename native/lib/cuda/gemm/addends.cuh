@@ -16,6 +16,7 @@ template <class Config>
 struct Addends {
   // TMA tiles of 64 rows x 32 columns for each warpgroup, and how many of them fit in a stage.
   static constexpr int TILES = Config::ADDS_IN_PLACE ? Config::COLS / 32 : 0, PER_STAGE = 1 + Config::TILE_N / 128;
+  static constexpr int STAGES = (TILES + PER_STAGE - 1) / PER_STAGE;  // that a tile's part of the result passes
 
   __device__ static bool used(const GemmParams& params) { return TILES > 0 && params.finish == Finish::adds; }
 
@@ -55,20 +56,24 @@ struct Addends {
     }
   }
 
-  // Store thread.
-  __device__ static void store(const GemmParams& params, const GemmTileAt& tile, int warpgroup,
+  // Store thread, of the warpgroups from `from` to before `to`.
+  __device__ static void store(const GemmParams& params, const GemmTileAt& tile, int from, int to,
                                GemmPipeline<Config>& pipeline) {
 #pragma unroll 1
     for (int first = 0; first < TILES; first += PER_STAGE) {
-      const int stage = pipeline.addends_wait(warpgroup), count = min(PER_STAGE, TILES - first);
+      const int stage = pipeline.addends_next(), count = min(PER_STAGE, TILES - first);
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        tma_store_once(params.out_map, pipeline.addends(stage, i, warpgroup), tile.n + 32 * (first + i),
-                       tile.m + 64 * warpgroup, tile.group);
+      for (int warpgroup = from; warpgroup < to; ++warpgroup) {
+        pipeline.addends_wait(stage, warpgroup);
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+          tma_store_once(params.out_map, pipeline.addends(stage, i, warpgroup), tile.n + 32 * (first + i),
+                         tile.m + 64 * warpgroup, tile.group);
+        }
       }
       bulk_commit_group();
       bulk_wait_group_read<0>();
-      pipeline.addends_release(stage);
+      pipeline.addends_release(stage, to - from);
     }
   }
 

@@ -153,9 +153,17 @@ Promotion promotion_of(const GemmSpec& spec) {
   return spec.right_square ? Promotion::square : Promotion::vectors;
 }
 
-GemmKernel kernel_of(const GemmSpec& spec, int tile) {
+Gathered gathered_of(const GemmArgs& args) {
+  return args.left.index.of_rows ? Gathered::left : args.right.index.of_rows ? Gathered::right : Gathered::none;
+}
+
+GemmKernel kernel_of(const GemmArgs& args, int tile) {
+  const GemmSpec& spec = args.spec;
   const bool left_transposed = left_walk(spec) == OperandWalk::rows_t;
   const bool right_transposed = left_transposed || right_walk(spec) == OperandWalk::matrices_t;
+  if (const Gathered gathered = gathered_of(args); gathered != Gathered::none) {
+    return gathered_kernel(left_transposed, right_transposed, gathered, tile);
+  }
   if (!multiplies_fp8(spec)) {
     return !spec.quantized && spec.dtype == DType::f16 ? f16_kernel(left_transposed, right_transposed)
                                                        : bf16_kernel(left_transposed, right_transposed, tile);
@@ -189,6 +197,15 @@ void set_square(const GemmArgs& args, GemmParams& params) {
   params.square_group = across * down;
   params.square_column = args.spec.gemm == Gemm::fprop ? across : 1;
   params.square_k = args.spec.gemm == Gemm::fprop ? 1 : across;
+}
+
+void set_tokens(const GemmArgs& args, Gathered gathered, GemmParams& params) {
+  if (gathered == Gathered::none) return;
+  const GemmOperand& operand = gathered == Gathered::left ? args.left : args.right;
+  params.tokens = static_cast<const uint8_t*>(operand.data);
+  params.token_bytes = static_cast<uint32_t>(operand.row_stride * 2);
+  params.token_cols = static_cast<int32_t>(gathered == Gathered::left ? left_cols(args) : right_cols(args));
+  params.rows_at = RowsAt::of(operand.index);
 }
 
 void set_epilogue(const GemmArgs& args, GemmParams& params) {
@@ -267,6 +284,8 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   params.left_turn = turn_of_side(left);
   params.right_turn = turn_of_side(right);
   params.panels_each = right.walk == OperandWalk::stacked ? static_cast<int32_t>(ceil_div(args.n, PANEL_ROWS)) : 0;
+  const Gathered gathered = gathered_of(args);
+  set_tokens(args, gathered, params);
   set_epilogue(args, params);
 
   const int64_t down = k_grouped ? args.groups * ceil_div(args.n, tile.rows)
@@ -274,13 +293,17 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   const int64_t tiles = down * ceil_div(params.width, tile.cols);
   if (tiles > INT32_MAX - 65536) return unsupported("the result has more than 2^31 tiles; split the call");
   if (tiles == 0) return {};
-  const GemmKernel kernel = kernel_of(args.spec, number);
+  const GemmKernel kernel = kernel_of(args, number);
   if (kernel.entry == nullptr)
     return unsupported("the CUDA kernels have no tile of this number for these formats; give -1 to have one chosen");
   // Without rows there are no operands and every tile is zero: the maps stay undefined and are not used.
   if (args.rows > 0) {
-    if (const Error error = encode_side(left, args, tile.rows, &params.left)) return error;
-    if (const Error error = encode_side(right, args, tile.cols, &params.right)) return error;
+    if (gathered != Gathered::left) {
+      if (const Error error = encode_side(left, args, tile.rows, &params.left)) return error;
+    }
+    if (gathered != Gathered::right) {
+      if (const Error error = encode_side(right, args, tile.cols, &params.right)) return error;
+    }
     if (const Error error = set_scales(args, left, right, tile, params)) return error;
     params.out_by_tma =
         kernel.stores_by_tma &&

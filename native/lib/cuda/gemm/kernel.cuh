@@ -5,6 +5,8 @@
 //   writes  the result once
 //   bound   tensor cores; device memory where groups are small
 //
+// Rows of tokens that a router chose come by warps beside the producer (gather.cuh).
+//
 // The producer warp walks the schedule and keeps STAGES K-blocks of TMA loads in flight, across tiles. TMA fills rows
 // past a group's end with zeros (tensor_map.h says how the maps achieve this), so groups need no padding and no tensor
 // map is edited on the device.
@@ -13,20 +15,21 @@
 #include "addends.cuh"
 #include "common/gemm_tile.h"
 #include "epilogue.cuh"
+#include "gather.cuh"
 #include "mainloop.cuh"
 #include "pipeline.cuh"
 
 namespace octavo::cuda {
 
-constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;  // 128 and 256 threads: 64 512 of 65 536
-
 // One kernel. Each consumer warpgroup owns 64 rows of a tile, or half of the columns if the tile has only 64 rows.
-template <int M, int N, int STAGE_COUNT, Element L, Element R, bool LT, bool RT, Promotion P>
+template <int M, int N, int STAGE_COUNT, Element L, Element R, bool LT, bool RT, Promotion P,
+          Gathered G = Gathered::none>
 struct GemmConfig {
   static constexpr int TILE_M = M, TILE_N = N, STAGES = STAGE_COUNT;
   static constexpr Element LEFT = L, RIGHT = R;
   static constexpr bool LEFT_TRANSPOSED = LT, RIGHT_TRANSPOSED = RT;
   static constexpr Promotion PROMOTION = P;
+  static constexpr Gathered GATHERED = G;
   static constexpr bool SPLITS_ROWS = M == 64 * CONSUMER_WARPGROUPS;
   static constexpr int COLS = SPLITS_ROWS ? N : N / CONSUMER_WARPGROUPS;  // per warpgroup
   // With promotion 128 columns at a time: wgmma's accumulators take 64 registers on top of the fp32 sums of all
@@ -41,11 +44,16 @@ struct GemmConfig {
   static constexpr int BORROWED_TILES = OUT_TILES == 0 ? 0 : COLS / 64 - OUT_TILES;
   // Whether a store warp may wait, and not the consumers, until those of a bf16 result have been read from smem.
   static constexpr bool STORE_WARPS = RIGHT_SCALES && M == 128 && N == 256;
+  // Of 128 and of 256 threads: the 168 of each that a launch has. Warps that gather hold addresses.
+  static constexpr int PRODUCER_REGISTERS = G == Gathered::none ? 56 : 72;
+  static constexpr int CONSUMER_REGISTERS = G == Gathered::none ? 224 : 216;
   static constexpr int K_ELEMENTS = SWIZZLE_BYTES / (L <= Element::e5m2 ? 1 : 2);  // per K-block
   // In a tile of more K-blocks L2 would evict the prefetched result before the epilogue needs it.
   static constexpr int PREFETCH_BLOCKS = (N == 256 ? 1024 : 512) / K_ELEMENTS;
+  // That TMA loads into a stage.
   static constexpr uint32_t STAGE_BYTES =
-      (M + N) * SWIZZLE_BYTES + (LEFT_SCALES ? 4 * (M + SCALE_TILE_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
+      ((G == Gathered::left ? 0 : M) + (G == Gathered::right ? 0 : N)) * SWIZZLE_BYTES +
+      (LEFT_SCALES ? 4 * (M + SCALE_TILE_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
   // Epilogues that no launch requests from this kernel are not compiled: only FP8 with row scaling has column factors,
   // and wgrad alone adds, whose operands lie alike.
   static constexpr bool COLUMNS = L <= Element::e5m2 && P <= Promotion::plain;
@@ -53,6 +61,7 @@ struct GemmConfig {
   static constexpr bool ADDS_IN_PLACE = ADDS && M == 128 && !STAGED;
   static_assert(P == Promotion::none || (L <= Element::e5m2 && R <= Element::e5m2));
   static_assert(M == 64 || SPLITS_ROWS);
+  static_assert(G == Gathered::none || P == Promotion::none, "codes of tokens are not gathered");
 };
 
 // TMA loads of one K-block of an operand: ROWS rows of 128 bytes, or TMA tiles of 64 x 64 if it is transposed.
@@ -94,12 +103,14 @@ struct BlockLoads {
   GemmPipeline<Config>& pipeline;
 
   __device__ __forceinline__ void left(int block, int stage) const {
+    if constexpr (Config::GATHERED == Gathered::left) return;
     load_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, params.left_turn, tile,
                                                                   tile.m, block, pipeline.left(stage),
                                                                   pipeline.full_barrier(stage));
   }
 
   __device__ __forceinline__ void right(int block, int stage) const {
+    if constexpr (Config::GATHERED == Gathered::right) return;
     load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk, params.right_turn,
                                                                    tile, tile.n, block, pipeline.right(stage),
                                                                    pipeline.full_barrier(stage));
@@ -146,8 +157,10 @@ template <class Config>
 __device__ void producer(const GemmParams& params, GemmPipeline<Config>& pipeline) {
   GemmSchedule<Config> schedule(params);
   const bool elected = threadIdx.x % 32 == 0, adds = Addends<Config>::used(params);
-  // The first K-block that needs a stage whose smem the last tile borrowed for its results.
-  const int first_borrowed = Config::BORROWED_TILES > 0 && params.out_by_tma && !params.store_warps
+  // The first K-block that needs a stage whose smem the last tile borrowed for its results: of the left operand's, for
+  // which those wait who gather it.
+  const bool fills_left = Config::GATHERED != Gathered::left;
+  const int first_borrowed = Config::BORROWED_TILES > 0 && fills_left && params.out_by_tma && !params.store_warps
                                  ? Config::STAGES - Config::BORROWED_TILES
                                  : -1;
   uint32_t number = 0;
@@ -254,7 +267,7 @@ __device__ void consumer(const GemmParams& params, GemmPipeline<Config>& pipelin
   bulk_wait_group();  // pending TMA stores read smem, which ends with the kernel
 }
 
-// One thread for each consumer warpgroup: hands its results to TMA and releases their smem.
+// One thread for each consumer warpgroup, or for both: hands its results to TMA and releases their smem.
 template <class Config>
 __device__ void storer(const GemmParams& params, GemmPipeline<Config>& pipeline, int warpgroup) {
   const bool adds = Addends<Config>::used(params);
@@ -266,7 +279,8 @@ __device__ void storer(const GemmParams& params, GemmPipeline<Config>& pipeline,
     if (k_blocks == 0) {
       pipeline.release_stored_tile(number);
     } else if (adds) {
-      Addends<Config>::store(params, tile, warpgroup, pipeline);
+      const int to = store_warps<Config> == 1 ? CONSUMER_WARPGROUPS : warpgroup + 1;
+      Addends<Config>::store(params, tile, warpgroup, to, pipeline);
       pipeline.release_stored_tile(number);
     } else if constexpr (Config::STORE_WARPS) {
       pipeline.results_wait(warpgroup);
@@ -288,17 +302,24 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_cons
   __syncthreads();
   GemmPipeline<Config> pipeline(smem);
   if (threadIdx.x < 128) {
-    setmaxnreg_dec<PRODUCER_REGISTERS>();
+    setmaxnreg_dec<Config::PRODUCER_REGISTERS>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp == 0) {
       producer<Config>(params, pipeline);
-    } else if constexpr (Config::STORE_WARPS || Config::ADDS_IN_PLACE) {
-      if (params.store_warps && warp <= CONSUMER_WARPGROUPS && threadIdx.x % 32 == 0) {
-        storer<Config>(params, pipeline, warp - 1);
+      return;
+    }
+    if constexpr (Config::STORE_WARPS || Config::ADDS_IN_PLACE) {
+      if (params.store_warps && warp <= store_warps<Config>) {
+        if (threadIdx.x % 32 == 0) storer<Config>(params, pipeline, warp - 1);
+        return;
       }
     }
+    if constexpr (Config::GATHERED != Gathered::none) {
+      constexpr int FIRST = WARPS_EACH - GATHER_WARPS;
+      if (warp >= FIRST) RowGather<Config>(params, pipeline, warp - FIRST).run();
+    }
   } else {
-    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    setmaxnreg_inc<Config::CONSUMER_REGISTERS>();
     consumer<Config>(params, pipeline);
   }
 }

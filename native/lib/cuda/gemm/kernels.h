@@ -13,29 +13,31 @@ struct GemmKernel {
   bool adds_in_place = false;  // by store warps, too
 };
 
-// `tile` is an index into GEMM_TILES. 16-bit kernels differ in which operands have their rows along K.
+// `tile` is an index into GEMM_TILES. 16-bit kernels differ in which operands have their rows along K, and those of
+// bf16 in which is gathered.
 GemmKernel fp8_e4m3_kernel(Promotion promotion, int tile);      // e4m3 x e4m3
 GemmKernel fp8_e5m2_kernel(Promotion promotion, int tile);      // e5m2 x e4m3
 GemmKernel fp8_rare_kernel(Element left, Promotion promotion);  // x e5m2; tile 0
 GemmKernel bf16_kernel(bool left_transposed, bool right_transposed, int tile);
+GemmKernel gathered_kernel(bool left_transposed, bool right_transposed, Gathered gathered, int tile);
 GemmKernel f16_kernel(bool left_transposed, bool right_transposed);  // tile 0
 
-template <Element L, Element R, bool LT, bool RT, Promotion P, int TILE>
+template <Element L, Element R, bool LT, bool RT, Promotion P, int TILE, Gathered G = Gathered::none>
 GemmKernel gemm_kernel_as() {
   constexpr GemmTile tile = GEMM_TILES[TILE];
-  using Config = GemmConfig<tile.rows, tile.cols, tile.stages, L, R, LT, RT, P>;
+  using Config = GemmConfig<tile.rows, tile.cols, tile.stages, L, R, LT, RT, P, G>;
   constexpr size_t bytes = gemm_smem_bytes<Config>();
   static_assert(bytes <= 232448, "a Hopper CTA has 227 KiB of shared memory");
   return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes), Config::OUT_TILES > 0,
           Config::STORE_WARPS, Config::ADDS_IN_PLACE};
 }
 
-template <Element L, Element R, bool LT, bool RT, Promotion P>
+template <Element L, Element R, bool LT, bool RT, Promotion P, Gathered G = Gathered::none>
 GemmKernel gemm_kernel_of(int tile) {
   switch (tile) {
-    case 0: return gemm_kernel_as<L, R, LT, RT, P, 0>();
-    case 1: return gemm_kernel_as<L, R, LT, RT, P, 1>();
-    case 2: return gemm_kernel_as<L, R, LT, RT, P, 2>();
+    case 0: return gemm_kernel_as<L, R, LT, RT, P, 0, G>();
+    case 1: return gemm_kernel_as<L, R, LT, RT, P, 1, G>();
+    case 2: return gemm_kernel_as<L, R, LT, RT, P, 2, G>();
     default: return {};
   }
 }

@@ -74,6 +74,8 @@ class GemmMainloop {
 
   __device__ int multiply_all(Sums& sums, bool adds) {
     const int stage = pipeline_.consumer_wait();
+    // cp.async writes smem in the generic proxy, and wgmma reads it in the async one
+    if constexpr (Config::GATHERED != Gathered::none) fence_proxy_async();
     wgmma_fence();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) multiply(sums[part], operands(stage), part, adds);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/rows_at.cuh"
 #include "octavo/gemm.h"
 
 namespace octavo::cuda {
@@ -22,6 +23,9 @@ enum class OperandWalk : int32_t {
                    //                                           {k, column in a block, half, block, panel}
   stacked = 5,     // K-panels [P][D][128] of stacked matrices: {k, column, panel}
 };
+
+// The 16-bit operand whose rows stand where a router's tokens do; its tensor map is not used.
+enum class Gathered : int32_t { none = 0, left = 1, right = 2 };
 
 // Decode scales that apply to whole dot products.
 enum class Factor : int32_t {
@@ -55,6 +59,11 @@ struct GemmParams {
   // Panels of an operand whose columns, two halves, are read in turns: log2 of the columns of both halves' blocks; 0:
   // they are read as they stand.
   int32_t left_turn, right_turn;
+  // The gathered operand: tokens [count, cols], and which of them each row is.
+  const uint8_t* tokens;
+  uint32_t token_bytes;  // from one token to the next
+  int32_t token_cols;
+  RowsAt rows_at;
   int32_t panels_each;  // stacked: panels per matrix
   int32_t right_rows;   // columns of the result in a matrix of right_scales; 0: its rows are panels
 

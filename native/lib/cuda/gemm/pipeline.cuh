@@ -1,5 +1,6 @@
 // The smem pipeline between the producer warp, which issues TMA loads, the consumer warpgroups, which issue wgmma, and
-// in some launches a store warp for each of them, which issues the TMA stores of its results.
+// in some launches a store warp for each of them, which issues the TMA stores of its results, and warps that copy what
+// TMA does not find, the rows of tokens.
 #pragma once
 
 #include "cuda/device/ptx.cuh"
@@ -13,6 +14,12 @@ constexpr int CONSUMER_WARPGROUPS = 2;
 constexpr int WARPS_EACH = 4, CONSUMER_WARPS = WARPS_EACH * CONSUMER_WARPGROUPS;
 constexpr int GEMM_THREADS = 128 * (1 + CONSUMER_WARPGROUPS);
 constexpr uint32_t TILE_SLOTS = 4;  // how many tiles the producer may run ahead
+
+// Warps of the producer's warpgroup: the producer's own, then those that store, then those that gather rows of tokens.
+// Beside these one warp stores for both consumer warpgroups.
+constexpr int GATHER_WARPS = 2;
+template <class Config>
+constexpr int store_warps = Config::GATHERED == Gathered::none ? CONSUMER_WARPGROUPS : 1;
 
 // Row scales are loaded from a multiple of 4 at or before the tile's first row: a TMA load starts at 16 bytes.
 constexpr int SCALE_TILE_EXTRA = 4, SCALE_ROOM_EXTRA = 32;
@@ -66,14 +73,15 @@ class GemmPipeline {
  public:
   __device__ explicit GemmPipeline(GemmSmem<Config>& smem) : smem_(smem) {}
 
-  __device__ static void init(GemmSmem<Config>& smem, bool store_warps) {
+  __device__ static void init(GemmSmem<Config>& smem, bool stores) {
+    const int gathering = Config::GATHERED == Gathered::none ? 0 : GATHER_WARPS;
     for (int stage = 0; stage < Config::STAGES; ++stage) {
-      mbarrier_init(&smem.full_barriers[stage], 1);
+      mbarrier_init(&smem.full_barriers[stage], 1 + 32 * gathering);
       mbarrier_init(&smem.empty_barriers[stage], CONSUMER_WARPS);
     }
     for (uint32_t slot = 0; slot < TILE_SLOTS; ++slot) {
       mbarrier_init(&smem.tile_full_barriers[slot], 1);
-      mbarrier_init(&smem.tile_empty_barriers[slot], CONSUMER_WARPS + (store_warps ? CONSUMER_WARPGROUPS : 0));
+      mbarrier_init(&smem.tile_empty_barriers[slot], CONSUMER_WARPS + (stores ? store_warps<Config> : 0) + gathering);
     }
     for (int warpgroup = 0; warpgroup < CONSUMER_WARPGROUPS; ++warpgroup) {
       mbarrier_init(&smem.results_full_barriers[warpgroup], WARPS_EACH);
@@ -115,6 +123,14 @@ class GemmPipeline {
     return &smem_.full_barriers[stage];
   }
 
+  // Gathering warp: waits until the next stage is empty and returns it.
+  __device__ int gather_acquire() {
+    mbarrier_wait(&smem_.empty_barriers[read_.at], read_.parity ^ 1);
+    const int stage = read_.at;
+    read_.next();
+    return stage;
+  }
+
   // Consumer: whether the next stage is already full.
   __device__ bool consumer_try_wait() const { return mbarrier_test_wait(&smem_.full_barriers[read_.at], read_.parity); }
 
@@ -146,6 +162,12 @@ class GemmPipeline {
     const uint32_t slot = number % TILE_SLOTS;
     mbarrier_wait(&smem_.tile_full_barriers[slot], number / TILE_SLOTS % 2);
     return smem_.tiles[slot];
+  }
+
+  // Gathering warp: the tile's description may be overwritten.
+  __device__ void release_gathered_tile(uint32_t number) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem_.tile_empty_barriers[number % TILE_SLOTS]);
   }
 
   // Consumer: the tile's description and the stages that its results borrowed may be overwritten.
@@ -188,19 +210,25 @@ class GemmPipeline {
     mbarrier_arrive(&smem_.addends_full_barriers[threadIdx.x / 128 - 1][stage]);
   }
 
-  // Store thread: waits for a warpgroup's sums in the next stage and returns it.
-  __device__ int addends_wait(int warpgroup) {
+  // Store thread: the next stage, and that it is the next but one from now on.
+  __device__ int addends_next() {
     const int stage = read_.at;
-    mbarrier_wait(&smem_.addends_full_barriers[warpgroup][stage], addends_parities_ >> stage & 1);
     addends_parities_ ^= 1u << stage;
     read_.skip(1);
     return stage;
   }
 
-  // Store thread, in place of its warpgroup: the stage has been read.
-  __device__ void addends_release(int stage) { mbarrier_arrive_for(&smem_.empty_barriers[stage], WARPS_EACH); }
+  // Store thread: waits for a warpgroup's sums in the stage that `addends_next` has returned.
+  __device__ void addends_wait(int stage, int warpgroup) const {
+    mbarrier_wait(&smem_.addends_full_barriers[warpgroup][stage], addends_parities_ >> stage & 1 ^ 1);
+  }
 
-  // Producer: waits until the tile before `number` has been released.
+  // Store thread, in place of its warpgroups: the stage has been read.
+  __device__ void addends_release(int stage, int warpgroups) {
+    mbarrier_arrive_for(&smem_.empty_barriers[stage], WARPS_EACH * warpgroups);
+  }
+
+  // Producer and gathering warp: waits until the tile before `number` has been released.
   __device__ void wait_tile_released(uint32_t number) {
     if (number > 0) mbarrier_wait(&smem_.tile_empty_barriers[(number - 1) % TILE_SLOTS], (number - 1) / TILE_SLOTS % 2);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/packs.cuh"
+#include "cuda/device/rows_at.cuh"
 #include "cuda/device/values.cuh"
 #include "octavo/activations.h"
 #include "octavo/interleave.h"
@@ -10,24 +11,6 @@
 #include "slots.cuh"
 
 namespace octavo::cuda {
-
-// Where the rows of an operand stand, see octavo::RowIndex.
-struct RowsAt {
-  const int64_t* of_rows;   // null: row i is the array's row i
-  uint32_t count, choices;  // rows of the array, and choices of all of them
-  Divisor by_each;
-
-  static RowsAt of(const RowIndex& index) {
-    return {index.of_rows, static_cast<uint32_t>(index.count), static_cast<uint32_t>(index.count * index.each),
-            Divisor::of(static_cast<uint32_t>(index.each))};
-  }
-  // -1: nowhere, the row is zeros.
-  __device__ int operator()(int64_t row) const {
-    const int64_t choice = __ldg(of_rows + row);
-    return static_cast<uint64_t>(choice) < choices ? static_cast<int>(by_each.quotient(static_cast<uint32_t>(choice)))
-                                                   : -1;
-  }
-};
 
 // A source has `Type`; `inputs`, the number of arrays that it reads; `address(input, row, col)` of eight values in one
 // of them, from a column that is a multiple of eight; `row_bytes(input)` from one row to the next; if it `computes`,

@@ -8,6 +8,7 @@
 // current tile; each thread prefetches exactly what it will read itself, so no barrier is needed.
 #pragma once
 
+#include "cuda/device/divisor.cuh"
 #include "cuda/device/packs.cuh"
 #include "octavo/quantize.h"
 
@@ -36,20 +37,6 @@ struct Groups {
   const Panel* panels;         // ragged
   int64_t matrix_rows;         // stacked
   const int64_t* rows_in_use;  // neither: panels of the first rows, regardless of groups
-};
-
-// Division by a divisor known on the host, for dividends below 2^31.
-struct Divisor {
-  uint32_t multiplier, shift;
-
-  static Divisor of(uint32_t divisor) {
-    uint32_t shift = 31;
-    while (uint64_t{divisor} << 31 > uint64_t{1} << shift) ++shift;
-    return {static_cast<uint32_t>(((uint64_t{1} << shift) + divisor - 1) / divisor), shift};
-  }
-  __device__ uint32_t quotient(uint32_t dividend) const {
-    return static_cast<uint32_t>(uint64_t{dividend} * multiplier >> shift);
-  }
 };
 
 // The tiles of an operand in processing order: slab by slab, which are `width` tiles wide, and in each of them across

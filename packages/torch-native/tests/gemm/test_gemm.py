@@ -247,7 +247,9 @@ def test_what_does_not_fit(rng: np.random.Generator) -> None:
     fprop, wgrad = bound("fprop", MXFP8()), bound("wgrad", MXFP8())
     with pytest.raises(ValueError, match="x is quantized in mxfp8 and w in block; quantize both in one recipe"):
         fprop(x, other.native("w"), sizes)
-    with pytest.raises(ValueError, match="x is a GroupedTensor and w a Tensor; give two GroupedTensors or two tensors"):
+    with pytest.raises(
+        ValueError, match="x is a GroupedTensor and w a Tensor; give two GroupedTensors, or two tensors"
+    ):
         fprop(x, layer.array("w"), sizes)
     with pytest.raises(ValueError, match=rf"x has shape \[{M}, {K}\], w \[{G}, {K}, {N}\] and there are 5 group sizes"):
         fprop(layer.array("x"), layer.array("w").transpose(1, 2), sizes)

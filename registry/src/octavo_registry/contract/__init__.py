@@ -77,6 +77,7 @@ from octavo_registry.contract.moves import (
     DotRows,
     PermuteRows,
     Route,
+    TokenRows,
 )
 from octavo_registry.contract.operations import OPERATIONS, Operation
 from octavo_registry.contract.optimizers import (
@@ -235,6 +236,7 @@ __all__ = [
     "RouterRule",
     "Score",
     "Sharding",
+    "TokenRows",
     "UpdateScales",
     "Verdict",
     "Wanted",

@@ -1,7 +1,8 @@
 """The operations "fprop", "dgrad" and "wgrad": the three grouped GEMMs of a linear layer.
 
-An operand is a quantized one, or a plain array where the recipe of the request is high precision. With weight "kn" in
-the request w and dw are [G, K, N] in memory, quantized as they lie; shapes below are those of "nk".
+An operand is a quantized one, or a plain array where the recipe of the request is high precision; rows of such an array
+may be `TokenRows` where the answer says so. With weight "kn" in the request w and dw are [G, K, N] in memory, quantized
+as they lie; shapes below are those of "nk".
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
+from octavo.quantizer import Operand
 from octavo_registry.contract.arrays import A, GroupSizes, Operand_contra
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.layer import MakeWholeLayer
@@ -92,12 +94,16 @@ class BoundFprop(Bound[Fprop[A, Operand_contra]], Generic[A, Operand_contra]):
     whole_layer        makes of a layer's plans its passes as one call each way; None: the front end calls the plans
     limited            the same function, with the same bits, on at most so many multiprocessors of the device at once,
                        1 or more: others are left to what runs beside it. None: the backend leaves none
+    takes_tokens       ("x",) where both take `TokenRows` for the rows of x, too, with the bits of the rows, and are
+                       meant to, which is of requests whose recipe is high precision in this GEMM. Empty: the front end
+                       permutes rows first
     interleave_halves  takes apart weights whose gate and up rows take turns, and joins their gradients; None: the front
                        end copies by its framework's operations
     """
 
     whole_layer: MakeWholeLayer | None = field(default=None, kw_only=True)
     limited: Callable[[int], Fprop[A, Operand_contra]] | None = field(default=None, kw_only=True)
+    takes_tokens: tuple[Operand, ...] = field(default=(), kw_only=True)
     interleave_halves: InterleaveHalves[A] | None = field(default=None, kw_only=True)
 
 
@@ -105,25 +111,29 @@ class BoundFprop(Bound[Fprop[A, Operand_contra]], Generic[A, Operand_contra]):
 class BoundDgrad(Bound[Dgrad[A, Operand_contra]], Generic[A, Operand_contra]):
     """The answer to a request for "dgrad".
 
-    limited  as `BoundFprop` has it
+    limited       as `BoundFprop` has it
+    takes_tokens  likewise, ("dy",)
     """
 
     limited: Callable[[int], Dgrad[A, Operand_contra]] | None = field(default=None, kw_only=True)
+    takes_tokens: tuple[Operand, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundWgrad(Bound[Wgrad[A, Operand_contra]], Generic[A, Operand_contra]):
     """The answer to a request for "wgrad".
 
-    limited      as `BoundFprop` has it
-    interleaved  gets the rows of a block, a divisor of F and less than it, and answers for weights whose gate and up
-                 rows take turns in such blocks. Of the answer `run` and `limited` write the rows of dw, and of `out`,
-                 in turns, and add to them there; the bits are those of the two halves' dw, and dy's columns are in two
-                 halves, the gate first. It answers None for blocks that are not served. No function: the front end
-                 joins the halves
+    limited       as `BoundFprop` has it
+    takes_tokens  likewise, of "x" and "dy"; one of them at a time
+    interleaved   gets the rows of a block, a divisor of F and less than it, and answers for weights whose gate and up
+                  rows take turns in such blocks. Of the answer `run` and `limited` write the rows of dw, and of `out`,
+                  in turns, and add to them there; the bits are those of the two halves' dw, and dy's columns are in two
+                  halves, the gate first. It answers None for blocks that are not served. No function: the front end
+                  joins the halves
     """
 
     limited: Callable[[int], Wgrad[A, Operand_contra]] | None = field(default=None, kw_only=True)
+    takes_tokens: tuple[Operand, ...] = field(default=(), kw_only=True)
     interleaved: Callable[[int], BoundWgrad[A, Operand_contra] | None] | None = field(default=None, kw_only=True)
 
 

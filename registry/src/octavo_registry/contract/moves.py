@@ -15,7 +15,7 @@ exact: where neither a bias nor groups decide, experts are ordered by their logi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 from octavo.router import RouterRule
 from octavo_registry.contract.arrays import A
@@ -48,6 +48,20 @@ class PermuteRows(Protocol[A]):
 
         The other arguments are the results of `Route`.
         """
+
+
+class TokenRows(NamedTuple, Generic[A]):
+    """The rows that `PermuteRows` would write of tokens without weights, where these stand: an operand of GEMMs.
+
+    tokens  [T, H]
+
+    The others are the results of `Route`. There are as many rows as `order` has numbers.
+    """
+
+    tokens: A
+    order: A
+    position: A
+    routed: A
 
 
 class CombineRows(Protocol[A]):

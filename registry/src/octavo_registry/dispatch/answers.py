@@ -59,6 +59,9 @@ def _needed(part: str, value: object) -> str:
         return "" if isinstance(value, Mapping) else "a mapping of operands to layouts"
     if part == "run":
         return "" if callable(value) else "a function"
+    if part == "takes_tokens":
+        known = isinstance(value, tuple) and all(operand in ("x", "dy") for operand in value)
+        return "" if known else 'a tuple of "x" and "dy"'
     return "" if part in _DATA or value is None or callable(value) else "a function or None"
 
 

@@ -214,6 +214,16 @@ def unquantized(full: bool) -> list[RecipeVariant]:
     return [RecipeVariant("bf16", RECIPES["bf16"], dtype) for dtype in _DTYPES]
 
 
+def unquantized_gemms(full: bool) -> list[RecipeVariant]:
+    """Each GEMM of high precision in each dtype."""
+    return [RecipeVariant("bf16", RECIPES["bf16"], dtype, gemm) for dtype in _DTYPES for gemm in GEMMS]
+
+
+def unquantized_wgrads(full: bool) -> list[RecipeVariant]:
+    """Weight gradients of `unquantized_gemms`."""
+    return [variant for variant in unquantized_gemms(full) if variant.gemm == "wgrad"]
+
+
 def gemms(full: bool) -> list[RecipeVariant]:
     """Each GEMM of each recipe on its own, in bf16; with the recipes' options and fp16, fp32 in the full selection."""
     chosen = {**RECIPES, **MORE_RECIPES} if full else RECIPES

@@ -15,16 +15,20 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION
-from octavo_registry.contract import WEIGHT_SHAPES, Weight, gemm_form
+from octavo_registry.contract import WEIGHT_SHAPES, TokenRows, Weight, gemm_form
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.arrays.layouts import layout_of
 from octavo_torch_native.gemm import operators as gemm_operators
-from octavo_torch_native.gemm.spec import GemmSpec, gemm_text, quantized_gemm
+from octavo_torch_native.gemm.spec import GemmSpec, Tokens, gemm_text, quantized_gemm
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.planes import PlaneSizes, check_plane, plane_sizes
 
 GroupSizes = Tensor | GroupIndex
+Rows = GroupedTensor | Tensor | TokenRows[Tensor]
+_Indexed = tuple[Tokens, Tensor | None, int]
+"""Which operand is rows of tokens, the choice of each row, and the choices of a token."""
+
 Planes = tuple[Tensor, Tensor | None, Tensor | None]
 
 
@@ -47,7 +51,8 @@ class _OperandPair:
 class GroupedGemm:
     """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
-    Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. Group sizes of
+    Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors, rows among them
+    also as TokenRows: those of one operand, and on CUDA in bf16. Group sizes of
     a GroupedTensor are its own; a GroupIndex in their place is used as it is. With weight "kn" w and dw are [G, K, N]:
     see octavo_registry.contract.weights, and n and k below are the kernels'.
     """
@@ -69,7 +74,7 @@ class GroupedGemm:
         self._name, self._dtype = dtype, DTYPES[dtype]
         self._fast, self._ctas, self._interleave = fast_accumulation, ctas, interleave
         self._pairs: Bounded[tuple[int, int, torch.dtype, bool], _OperandPair] = Bounded()
-        self._texts: Bounded[tuple[torch.dtype, torch.dtype, bool], str] = Bounded()
+        self._texts: Bounded[tuple[torch.dtype, torch.dtype, bool, Tokens], str] = Bounded()
 
     def limited(self, ctas: int) -> Self:
         """This GEMM in at most `ctas` CTAs, each of which has a multiprocessor to itself."""
@@ -79,8 +84,8 @@ class GroupedGemm:
 
     def _run(
         self,
-        left: GroupedTensor | Tensor,
-        right: GroupedTensor | Tensor,
+        left: Rows,
+        right: Rows,
         group_sizes: GroupSizes,
         out: Tensor | None,
         accumulate: bool = False,
@@ -89,6 +94,11 @@ class GroupedGemm:
     ) -> Tensor:
         dtype = self._dtype if out is None else out.dtype
         index: GroupIndex | None
+        indexed: _Indexed = ("none", None, 1)
+        if isinstance(left, TokenRows) and isinstance(right, Tensor):
+            indexed, left = _indexed("left", left), left.tokens
+        elif isinstance(right, TokenRows) and isinstance(left, Tensor) and self._kernel == "wgrad":
+            indexed, right = _indexed("right", right), right.tokens
         if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
             pair = self._pairs.get((id(left.spec), id(right.spec), dtype, accumulate))
             if pair is None:
@@ -107,18 +117,24 @@ class GroupedGemm:
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             if left.dtype is not right.dtype:
                 left, right = self._same_dtype(left, right)
-            text = self._texts.get((left.dtype, dtype, accumulate)) or self._new_text(left.dtype, dtype, accumulate)
-            index = group_index_of((left.shape[0], 0), group_sizes, left)
+            key = left.dtype, dtype, accumulate, indexed[0]
+            text = self._texts.get(key) or self._new_text(*key)
+            shape, other = left.shape, right.shape
+            if indexed[1] is not None:
+                rows = indexed[1].shape[0]
+                shape = torch.Size((rows, shape[1])) if indexed[0] == "left" else shape
+                other = torch.Size((rows, other[1])) if indexed[0] == "right" else other
+            index = group_index_of((shape[0], 0), group_sizes, left)
             assert index is not None
             groups = index.groups
-            rows, n, k = self._sides(left.shape, right.shape, groups)
+            rows, n, k = self._sides(shape, other, groups)
             a, b = (left, None, None), (right, None, None)
         else:
             raise ValueError(
                 f"{self.left} is a {type(left).__name__} and {self.right} a {type(right).__name__}; "
-                "give two GroupedTensors or two tensors"
+                "give two GroupedTensors, or two tensors, the rows of one of which may be TokenRows"
             )
-        inputs = (*a, *b, index.words, bias, bias_scales, text, rows, n, k, groups)
+        inputs = (*a, *b, index.words, bias, bias_scales, *indexed[1:], text, rows, n, k, groups)
         if out is None:
             result: Tensor = gemm_operators.gemm(*inputs)
             return result
@@ -150,7 +166,7 @@ class GroupedGemm:
         self._pairs[id(left), id(right), dtype, accumulate] = pair
         return pair
 
-    def _new_text(self, dtype: torch.dtype, out_dtype: torch.dtype, accumulate: bool) -> str:
+    def _new_text(self, dtype: torch.dtype, out_dtype: torch.dtype, accumulate: bool, tokens: Tokens) -> str:
         if dtype not in DTYPE_NAMES:
             raise ValueError(f"{self.left} has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
         spec = GemmSpec(
@@ -159,8 +175,9 @@ class GroupedGemm:
             out_dtype=self._out_name(out_dtype),
             accumulate=accumulate,
             ctas=self._ctas,
+            tokens=tokens,
         )
-        text = self._texts[dtype, out_dtype, accumulate] = gemm_text(spec)
+        text = self._texts[dtype, out_dtype, accumulate, tokens] = gemm_text(spec)
         return text
 
     def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
@@ -232,6 +249,10 @@ class GroupedGemm:
         return left.to(dtype), right.to(dtype)
 
 
+def _indexed(side: Tokens, rows: TokenRows[Tensor]) -> _Indexed:
+    return side, rows.order, rows.position.shape[1]
+
+
 def _native(spec: GroupedTensorSpec, planes: Planes, index: GroupIndex, direction: Direction) -> Planes:
     """Plain planes in the native layout. Stacked matrices have no sizes, and no plan."""
     codes, scale, factor = planes
@@ -250,7 +271,7 @@ class Fprop(GroupedGemm):
 
     def __call__(
         self,
-        x: GroupedTensor | Tensor,
+        x: Rows,
         w: GroupedTensor | Tensor,
         group_sizes: GroupSizes,
         *,
@@ -269,7 +290,7 @@ class Dgrad(GroupedGemm):
 
     def __call__(
         self,
-        dy: GroupedTensor | Tensor,
+        dy: Rows,
         w: GroupedTensor | Tensor,
         group_sizes: GroupSizes,
         *,
@@ -289,8 +310,8 @@ class Wgrad(GroupedGemm):
 
     def __call__(
         self,
-        x: GroupedTensor | Tensor,
-        dy: GroupedTensor | Tensor,
+        x: Rows,
+        dy: Rows,
         group_sizes: GroupSizes,
         *,
         out: Tensor | None = None,

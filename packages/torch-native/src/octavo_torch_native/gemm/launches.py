@@ -35,6 +35,8 @@ class GemmOperands(NamedTuple):
     """What a launch reads: the operators' arguments of these names; None where there is none.
 
     plan   the words of a GroupIndex
+    order  int64 [M] where the spec says that an operand is rows of tokens, [T, K], `each` choices of each: the choice
+           of each row
     """
 
     left: Tensor
@@ -46,6 +48,8 @@ class GemmOperands(NamedTuple):
     plan: Tensor
     bias: Tensor | None
     bias_scales: Tensor | None
+    order: Tensor | None = None
+    each: int = 1
 
 
 class GemmLaunch:
@@ -56,7 +60,7 @@ class GemmLaunch:
         self.accumulate = spec.accumulate
         self._gemm = spec.gemm
         self.quantized = spec.scaling is not None
-        self._ctas = spec.ctas
+        self._ctas, self._tokens = spec.ctas, spec.tokens
         self._native = native_gemm(spec)
         self._shapes: Bounded[tuple[int, int, int, int, bool], GemmShapes] = Bounded()
 
@@ -95,7 +99,9 @@ class GemmLaunch:
         """
         if not out.numel():
             return
-        left, left_scales, left_global, right, right_scales, right_global, plan, bias, bias_scales = operands
+        left, left_scales, left_global, right, right_scales, right_global, plan, bias, bias_scales, order, each = (
+            operands
+        )
         arguments = shapes.constants.copy()
         arguments["out"], arguments["plan"] = out.data_ptr(), plan.data_ptr()
         arguments["out_row_stride"], arguments["out_group_stride"] = strides
@@ -111,6 +117,10 @@ class GemmLaunch:
         else:
             left, arguments["left_stride"] = aligned_rows(left)
             right, arguments["right_stride"] = aligned_rows(right)
+            if order is not None:
+                order = order.contiguous()
+                arguments[f"{self._tokens}_index"], arguments["each"] = address(order), each
+                arguments["count"] = (left if self._tokens == "left" else right).shape[0]
         arguments["left"], arguments["right"] = address(left), address(right)
         if bias is not None:
             bias = bias.contiguous()

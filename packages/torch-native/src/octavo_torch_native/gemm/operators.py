@@ -12,7 +12,8 @@ from octavo_torch_native.gemm.launches import GemmOperands, gemm_launch_of
 
 _INPUTS = (
     "Tensor left, Tensor? left_scales, Tensor? left_global, Tensor right, Tensor? right_scales, Tensor? right_global,"
-    " Tensor plan, Tensor? bias, Tensor? bias_scales, str spec, SymInt rows, SymInt n, SymInt k, int groups"
+    " Tensor plan, Tensor? bias, Tensor? bias_scales, Tensor? order, SymInt each, str spec, SymInt rows, SymInt n,"
+    " SymInt k, int groups"
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import octavo_native
 from octavo import QuantizerSpec
@@ -13,6 +14,8 @@ from octavo.quantizer import Scaling
 from octavo.recipe_base import Gemm
 from octavo_native.gemms import gemm_named, names_of
 from octavo_registry.contract import GemmRequest, gemm_form
+
+Tokens = Literal["none", "left", "right"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class GemmSpec:
     accumulate    of wgrad: the product is added to what `out` holds
     *_values      whether an operand comes as values instead of codes (octavo_native.layouts); of mxfp8 and nvfp4
     ctas          most CTAs of the CUDA kernel, each of which has a multiprocessor to itself; 0: one for each
+    tokens        which of the operands is rows of tokens, unquantized
     *_interleave  of wgrad: of dw's rows, which are the left operand's columns, or of its columns, which are the right
                   one's, two halves take turns in `out`, and so many stay together; 0: none take turns
     """
@@ -43,6 +47,7 @@ class GemmSpec:
     left_values: bool = False
     right_values: bool = False
     ctas: int = 0
+    tokens: Tokens = "none"
     left_interleave: int = 0
     right_interleave: int = 0
 
@@ -72,8 +77,8 @@ def gemm_spec(request: GemmRequest) -> GemmSpec:
 
 
 def native_gemm(spec: GemmSpec) -> octavo_native.Gemm:
-    """octavo_native's GEMM of `spec`, which takes its number of CTAs at each launch."""
-    return gemm_named(**{name: value for name, value in vars(spec).items() if name != "ctas"})
+    """octavo_native's GEMM of `spec`, which takes its number of CTAs, and tokens, at each launch."""
+    return gemm_named(**{name: value for name, value in vars(spec).items() if name not in ("ctas", "tokens")})
 
 
 def gemm_text(spec: GemmSpec) -> str:

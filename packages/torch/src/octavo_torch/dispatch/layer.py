@@ -18,6 +18,7 @@ from octavo_registry.contract.arrays import Prepare
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
+from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, QuantizeInto, QuantizeWithAmax
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import readers
@@ -51,9 +52,12 @@ Names = str | Sequence[str] | None
 Matrix = Tensor | GroupedTensor
 """An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
 
-FpropFunction = Fprop[Tensor, Matrix]
-DgradFunction = Dgrad[Tensor, Matrix]
-WgradFunction = Wgrad[Tensor, Matrix]
+Rows = Matrix | TokenRows[Tensor]
+"""A ragged operand of a GEMM, which may be rows of tokens where `Layer.gathers` says so."""
+
+FpropFunction = Fprop[Tensor, Rows]
+DgradFunction = Dgrad[Tensor, Rows]
+WgradFunction = Wgrad[Tensor, Rows]
 QuantizeFunction = Quantize[Tensor, GroupedTensor]
 PrepareFunction = Prepare[Tensor]
 
@@ -264,6 +268,19 @@ class Layer:
         """Whether the operand's codes are made of tokens where these stand, with no rows of them."""
         plan = self.quantizers.get(operand)
         return plan is not None and plan.bound.of_tokens is not None
+
+    def gathers(self, operand: Operand, *gemms: Gemm) -> bool:
+        """Whether these GEMMs read the operand's rows where the tokens stand; those that nobody needs read nothing."""
+        plans: dict[Gemm, GemmPlan | None] = {
+            "fprop": self.plan.fprop,
+            "dgrad": self.plan.dgrad if self.need_dx else None,
+            "wgrad": self.plan.wgrad if self.need_dw else None,
+        }
+        chosen = [(gemm, plans[gemm]) for gemm in gemms]
+        return all(
+            plan is None or (operand in plan.bound.takes_tokens and not self.recipe.quantizes(gemm))
+            for gemm, plan in chosen
+        )
 
     def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         if self.w_order == "kn":

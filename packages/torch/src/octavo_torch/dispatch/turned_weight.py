@@ -12,10 +12,11 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
+from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
 
-Operand = Tensor | GroupedTensor
+Operand = Tensor | GroupedTensor | TokenRows[Tensor]
 GemmFunction = TypeVar("GemmFunction", bound=Callable[..., Tensor])
 QuantizerFunction = TypeVar("QuantizerFunction", bound=Callable[..., object])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Operand
+from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
@@ -18,13 +19,18 @@ from octavo_torch.arrays.strides import share_memory
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, QuantizeFunction, WgradFunction
+from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, QuantizeFunction, Rows, WgradFunction
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
+
+RowValues = Tensor | TokenRows[Tensor]
+"""Rows in high precision."""
+
+Given = TypeVar("Given", bound=RowValues)
 
 
 def draw_in_forward(call: Call) -> int | Tensor | None:
@@ -58,25 +64,26 @@ def quantize_operand(
 
 
 def run_forward(
-    call: Call, seed: int | Tensor | None, x: Tensor, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
-) -> tuple[Tensor, Matrix, Matrix]:
+    call: Call, seed: int | Tensor | None, x: Given, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
+) -> tuple[Tensor, Given | GroupedTensor, Matrix]:
     """The layer's product of x [M, K] and w [G, N, K], each quantized first where the call has no codes of it.
 
     Returns y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes.
-    Of an x whose codes the call has, the values are read only where the fprop slot is high precision.
+    Of an x whose codes the call has, the values are read only where the fprop slot is high precision. Rows of tokens
+    are for a layer that `gathers` them, and come back as they are.
     """
     rows, matrices = read_operands(call, seed, x, w)
     return product(call, call.layer.fprop, (x, w), (rows, matrices), bias, bias_scales), rows, matrices
 
 
-def read_operands(call: Call, seed: int | Tensor | None, x: Tensor, w: Tensor) -> tuple[Matrix, Matrix]:
+def read_operands(call: Call, seed: int | Tensor | None, x: Given, w: Tensor) -> tuple[Given | GroupedTensor, Matrix]:
     """x and w as `run_forward` returns them."""
     layer = call.layer
-    if call.probe is not None:
+    if call.probe is not None and isinstance(x, Tensor):
         _count_operands(call, call.probe, x, w)
-    rows: Matrix = x if call.x_codes is None else call.x_codes
+    rows: Given | GroupedTensor = x if call.x_codes is None else call.x_codes
     matrices: Matrix = w if call.w_codes is None else call.w_codes
-    if layer.quantize_x is not None and call.x_codes is None:
+    if layer.quantize_x is not None and call.x_codes is None and isinstance(x, Tensor):
         rows = quantize_operand(call, layer.quantize_x, "x", x, seed)
     if layer.quantize_w is not None and call.w_codes is None:
         matrices = call.w_made or quantize_operand(call, layer.quantize_w, "w", w, seed)
@@ -86,8 +93,8 @@ def read_operands(call: Call, seed: int | Tensor | None, x: Tensor, w: Tensor) -
 def product(
     call: Call,
     fprop: FpropFunction,
-    values: tuple[Tensor, Tensor],
-    read: tuple[Matrix, Matrix],
+    values: tuple[RowValues, Tensor],
+    read: tuple[Rows, Matrix],
     bias: Tensor | None,
     bias_scales: Tensor | None,
 ) -> Tensor:
@@ -275,7 +282,7 @@ def check_grad_input(grad_input: Tensor, dy: Tensor) -> None:
 
 
 def weight_gradient(
-    call: Call, wgrad: WgradFunction, x: Matrix, dy: Matrix, sizes: Sizes, owner: object = None
+    call: Call, wgrad: WgradFunction, x: Rows, dy: Rows, sizes: Sizes, owner: object = None
 ) -> Tensor | None:
     """dw, or what stands for it where it goes to the call's target: see WgradTarget.put.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Matrix
-from octavo_torch.linear.autograd import product, quantize_operand, read_operands
+from octavo_torch.linear.autograd import Given, product, quantize_operand, read_operands
 from octavo_torch.memo import Bounded
 from octavo_torch.mlp.call import MlpCall
 
@@ -38,8 +38,8 @@ class Aside:
         return Aside(call, w2, seed, max(room.w2, room.gemms))
 
     def beside_first(
-        self, seed: int | Tensor | None, x: Tensor, w1: Tensor, bias1: Tensor | None
-    ) -> tuple[Tensor, Matrix, Matrix]:
+        self, seed: int | Tensor | None, x: Given, w1: Tensor, bias1: Tensor | None
+    ) -> tuple[Tensor, Given | GroupedTensor, Matrix]:
         """`run_forward` of fc1, whose product has w2's quantizer beside it."""
         fc1, fc2 = self._call.fc1, self._call.fc2
         read = read_operands(fc1, seed, x, w1)

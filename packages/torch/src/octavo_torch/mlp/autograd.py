@@ -108,7 +108,7 @@ class _SavedOperands:
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
 
     awaits_dy = False
-    dy_codes = None
+    dy_codes = dy_tokens = None
 
     def dy(self) -> Tensor:
         return self._dy.pop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate
-from octavo_torch.linear.autograd import quantize_operand, run_forward
+from octavo_torch.linear.autograd import Given, quantize_operand, run_forward
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.aside import Aside
 from octavo_torch.mlp.call import MlpCall, Operands
@@ -37,11 +37,11 @@ class MlpForward(NamedTuple):
     w2: Matrix
 
 
-class FirstLayer(NamedTuple):
+class FirstLayer(NamedTuple, Generic[Given]):
     """fc1's result, and its operands as its GEMMs read them."""
 
     h: Tensor
-    x: Matrix
+    x: Given | GroupedTensor
     w1: Matrix
 
 
@@ -70,8 +70,8 @@ def draw_in_forward(call: MlpCall) -> tuple[DrawnSeed, DrawnSeed]:
 
 
 def first_layer(
-    call: MlpCall, seed: DrawnSeed, x: Tensor, w1: Tensor, bias1: Tensor | None, aside: Aside | None = None
-) -> FirstLayer:
+    call: MlpCall, seed: DrawnSeed, x: Given, w1: Tensor, bias1: Tensor | None, aside: Aside | None = None
+) -> FirstLayer[Given]:
     """fc1's product of the rows x, with w2's quantizer beside it where there is one aside."""
     fc1 = call.fc1
     if call.block and bias1 is not None:

@@ -10,10 +10,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
+from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import Sizes
-from octavo_torch.dispatch.layer import Matrix
+from octavo_torch.dispatch.layer import Matrix, Rows
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import check_grad_input, quantize_operand, weight_gradient
 from octavo_torch.linear.call import Call
@@ -43,6 +44,7 @@ class BackwardOperands(Protocol):
 
     dy       the gradient of y's rows, which the caller gives up
     dy_codes the same, quantized without rows, for a call that does not read `dy`; None where it takes rows
+    dy_tokens the same where the tokens stand, for GEMMs alone; None where they take rows
     h        fc1's result
     x        the rows of x as fc1's wgrad reads them
     a        the activation as fc2's wgrad reads it, of h
@@ -70,11 +72,14 @@ class BackwardOperands(Protocol):
     @property
     def dy_codes(self) -> Callable[[DrawnSeed], GroupedTensor] | None: ...
 
+    @property
+    def dy_tokens(self) -> Callable[[], TokenRows[Tensor]] | None: ...
+
     def dy(self) -> Tensor: ...
 
     def h(self) -> Tensor: ...
 
-    def x(self) -> Matrix: ...
+    def x(self) -> Rows: ...
 
     def a(self, h: Tensor, seed: DrawnSeed, /) -> Matrix: ...
 
@@ -124,7 +129,7 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     before_activation = need_x or need_w1 or need_p or need_b1
     rounds = need_w2 or before_activation
     reads_dy = (before_activation and not fc2.quantized_dgrad) or (need_w2 and not fc2.quantized_wgrad)
-    needs_rows = not rounds or reads_dy or need_b2 or need_s2 or call.fc2.probe is not None
+    needs_rows = not rounds or need_b2 or need_s2 or call.fc2.probe is not None
     if rounds and (fc1.needs_seed or fc2.needs_seed):
         seed1, seed2 = call.draw(SeedCounter.take)
     h: Tensor | None = None
@@ -132,8 +137,9 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     if rounds and operands.awaits_dy:
         h = operands.h()
         a = operands.a(h, seed2) if need_w2 else None
-    dy_codes = None if needs_rows else operands.dy_codes
-    dy = operands.dy() if dy_codes is None else None
+    dy_codes = None if needs_rows or reads_dy else operands.dy_codes
+    dy_tokens = None if needs_rows or fc2.quantize_dy is not None else operands.dy_tokens
+    dy = operands.dy() if dy_codes is None and dy_tokens is None else None
     if dy is not None and need_x and call.grad_input is not None:
         check_grad_input(call.grad_input, dy)
     if dy is not None and dy.dtype is not fc2.row_dtype:
@@ -144,14 +150,16 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     if not rounds:
         return Gradients(None, dw1, dw2, dp, db1, db2, ds2)
     # what is read no more is given up before the next array is made: the peak of a step is here
-    codes: Matrix
-    values: Matrix
-    if dy is None:
-        assert dy_codes is not None  # the other half of the choice above
-        values = codes = dy_codes(seed2)
-    else:
+    codes: Rows
+    values: Rows
+    if dy is not None:
         codes = _as_read(call.fc2, dy, seed2)
         values = dy if reads_dy else codes
+    elif dy_tokens is not None:
+        values = codes = dy_tokens()
+    else:
+        assert dy_codes is not None  # the other half of the choice above
+        values = codes = dy_codes(seed2)
     del dy
     h = operands.h() if h is None else h
     if need_w2:

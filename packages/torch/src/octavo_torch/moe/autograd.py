@@ -17,12 +17,13 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import PLANES_OF, Matrix
+from octavo_torch.dispatch.layer import PLANES_OF, Matrix, Rows
 from octavo_torch.linear.autograd import (
     Context,
     Saved,
@@ -217,6 +218,13 @@ class _KeptOperands:
     def dy_codes(self) -> Callable[[DrawnSeed], GroupedTensor] | None:
         return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
 
+    @property
+    def dy_tokens(self) -> Callable[[], TokenRows[Tensor]] | None:
+        return self._dy_as_it_stands if self._call.moe.dy_gathered else None
+
+    def _dy_as_it_stands(self) -> TokenRows[Tensor]:
+        return TokenRows(self._dy.pop()().to(self._call.fc2.layer.row_dtype), *self.places)
+
     def _dy_of_tokens(self, seed: DrawnSeed) -> GroupedTensor:
         call, dy = self._call.fc2, self._dy.pop()()
         return quantize_tokens(call, "dy", dy.to(call.layer.row_dtype), self.places, seed)
@@ -229,15 +237,17 @@ class _KeptOperands:
             return h
         again = call.again(call.moe.forward, self._scales)
         again.fc1.w_codes = self._codes("w1")
-        w1 = self._get("w1")
-        rows = rows_for(again, self._seeds[0], self._tensor("x"), self.places)
+        w1, tokens = self._get("w1"), self._tensor("x")
+        rows = rows_for(again, self._seeds[0], tokens, self.places)
         # where a product reads the codes alone, nobody looks at the weight
-        return first_layer(again, self._seeds[0], rows, rows if w1 is None else w1, self._get("bias1")).h
+        return first_layer(again, self._seeds[0], rows, tokens if w1 is None else w1, self._get("bias1")).h
 
-    def x(self) -> Matrix:
+    def x(self) -> Rows:
         if self._call.form == "keep_all":
             return self._kept("x")
         again, tokens = self._backward_call(), self._tensor("x")
+        if again.plan.fc1.quantize_x is None and again.plan.fc1.gathers("x", "wgrad"):
+            return TokenRows(tokens, *self.places)
         if again.plan.fc1.takes_tokens("x"):
             return quantize_tokens(again.fc1, "x", tokens, self.places, self._seeds[0])
         quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from octavo.quantizer import Operand
+from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import group_sizes_of
-from octavo_torch.dispatch.layer import Matrix
-from octavo_torch.linear.autograd import quantize_operand
+from octavo_torch.dispatch.layer import Matrix, Rows
+from octavo_torch.linear.autograd import RowValues, quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.aside import Aside
 from octavo_torch.mlp.call import Operands
@@ -61,6 +62,8 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
     h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, aside)
     _record(call.fc1, call.moe.recorded[0], rows, matrices1)
     kept_x = (rows_read if call.plan.fc1.quantized_wgrad else rows) if keeps_all else None
+    if isinstance(kept_x, TokenRows):
+        kept_x = None  # which no wgrad reads: its rows would have been made
     # gone before fc2's operands are made
     del rows, rows_read
     call.fc1.x_codes = None
@@ -97,8 +100,11 @@ def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
             layer_call.w_made = quantize_operand(layer_call, quantize, "w", weight, seed)
 
 
-def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> Tensor:
-    """What fc1 is given as its rows: those of tokens x, or x itself where the call has their codes from now on."""
+def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowValues:
+    """What fc1 is given as its rows: those of tokens x, where these stand if its GEMM reads them so; or x itself where
+    the call has the rows' codes from now on."""
+    if call.moe.x_gathered and call.fc1.probe is None:
+        return TokenRows(x, *places)
     if not call.moe.x_of_tokens or call.fc1.probe is not None:
         return call.moves.tokens.permute_rows(x, *places, None)
     call.fc1.x_codes = quantize_tokens(call.fc1, "x", x, places, seed)
@@ -129,11 +135,11 @@ def weights_as_rows(call: MoeCall, weights: Tensor, places: Places) -> Tensor:
     return call.moves.weights.permute_rows(values, order, position.view(-1, 1), routed.view(-1, 1), None).view(-1)
 
 
-def _record(call: Call, operands: Sequence[Operand], x: Matrix, w: Matrix) -> None:
+def _record(call: Call, operands: Sequence[Operand], x: Rows, w: Matrix) -> None:
     """The amax of operands that backward alone quantizes, into delayed scaling's state."""
     if call.state is None or not call.record:
         return
-    pairs: tuple[tuple[Operand, Matrix], ...] = (("x", x), ("w", w))
+    pairs: tuple[tuple[Operand, Rows], ...] = (("x", x), ("w", w))
     for name, value in pairs:
         if name in operands and isinstance(value, Tensor):
             sizes = None if name == "w" else group_sizes_of(call.sizes)

@@ -21,11 +21,22 @@ class MoePlan:
     backward   the quantizers of the other planes
     hidden     what quantizes fc1's result, where it is kept as codes
     x_of_tokens, dy_of_tokens   forward quantizes x, and backward dy, where the tokens stand: no GEMM reads their rows
+    x_gathered, dy_gathered     forward's GEMM reads x, and backward's dy, where the tokens stand: nothing is quantized
     recorded   of each layer the operands whose amax forward records although it does not quantize them
     prepare    makes of group sizes what everything here takes in their place; None: sizes as they are
     """
 
-    __slots__ = ("backward", "dy_of_tokens", "forward", "hidden", "prepare", "recorded", "x_of_tokens")
+    __slots__ = (
+        "backward",
+        "dy_gathered",
+        "dy_of_tokens",
+        "forward",
+        "hidden",
+        "prepare",
+        "recorded",
+        "x_gathered",
+        "x_of_tokens",
+    )
 
     def __init__(self, full: MlpPlan, form: Form, weight_codes: WeightCodes, hidden: QuantizePlan | None) -> None:
         keep_rows, keep_weights = form == "keep_all", weight_codes == "keep"
@@ -41,6 +52,9 @@ class MoePlan:
             [name for name in ("x", "w") if name in whole.quantizers and name not in part.quantizers]
             for whole, part in pairs
         )
+        kept_or_seen = keeps_x or "x" in self.recorded[0]
+        self.x_gathered = fc1.quantize_x is None and not kept_or_seen and fc1.gathers("x", "fprop")
+        self.dy_gathered = fc2.quantize_dy is None and fc2.gathers("dy", "dgrad", "wgrad")
         prepares = [self.forward.prepare, self.backward.prepare, *([] if hidden is None else [hidden.prepare])]
         # sizes that one backend prepared are nothing to another
         self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None

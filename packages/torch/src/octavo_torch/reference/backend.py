@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
+from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, Dequantize, Quantize, QuantizeTokens
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
 from octavo_torch.arithmetic import operators
@@ -17,6 +18,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.moe import gathers
 from octavo_torch.scaling.seeds import seed_tensor
 
+_Operand = GroupedTensor | Tensor | TokenRows[Tensor]
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -45,8 +47,10 @@ class ReferenceBackend(Backend):
 def _gemm(request: GemmRequest) -> AnyBoundGemm:
     dtype = _DTYPES[request.out_dtype]
     if request.op == "fprop":
-        return BoundFprop(_fprop(dtype))
-    return BoundDgrad(_dgrad(dtype)) if request.op == "dgrad" else BoundWgrad(_wgrad(dtype))
+        return BoundFprop(_fprop(dtype), takes_tokens=("x",))
+    if request.op == "dgrad":
+        return BoundDgrad(_dgrad(dtype), takes_tokens=("dy",))
+    return BoundWgrad(_wgrad(dtype), takes_tokens=("x", "dy"))
 
 
 def _quantizer(quantizer: str, role: str) -> Quantize[Tensor, GroupedTensor]:
@@ -105,12 +109,17 @@ def _dequantizer(dtype: torch.dtype) -> Dequantize[GroupedTensor, Tensor]:
     return run
 
 
-def _operand(value: GroupedTensor | Tensor, direction: Direction) -> Tensor:
+def _operand(value: _Operand, direction: Direction) -> Tensor:
+    if isinstance(value, TokenRows):
+        rows: Tensor = gathers.permute_rows(*value, None)
+        return rows
     return dequantize(value, direction) if isinstance(value, GroupedTensor) else value
 
 
-def _row_sizes(rows: GroupedTensor | Tensor, group_sizes: Tensor) -> Tensor:
+def _row_sizes(rows: _Operand, group_sizes: Tensor) -> Tensor:
     """Bounded sizes of the ragged operand. A quantized one may come from another backend, which has bounded nothing."""
+    if isinstance(rows, TokenRows):
+        return operators.bound_sizes(group_sizes, rows.order.shape[0], rows.tokens)
     if isinstance(rows, Tensor):
         return operators.bound_sizes(group_sizes, rows.shape[0], rows)
     plane = rows.columnwise if rows.rowwise is None else rows.rowwise
@@ -127,10 +136,10 @@ def _result_dtype(out: Tensor | None, dtype: torch.dtype) -> torch.dtype:
     return dtype if out is None else out.dtype
 
 
-def _fprop(dtype: torch.dtype) -> Fprop[Tensor, GroupedTensor | Tensor]:
+def _fprop(dtype: torch.dtype) -> Fprop[Tensor, _Operand]:
     def fprop(
-        x: GroupedTensor | Tensor,
-        w: GroupedTensor | Tensor,
+        x: _Operand,
+        w: _Operand,
         group_sizes: Tensor,
         *,
         bias: Tensor | None = None,
@@ -144,10 +153,8 @@ def _fprop(dtype: torch.dtype) -> Fprop[Tensor, GroupedTensor | Tensor]:
     return fprop
 
 
-def _dgrad(dtype: torch.dtype) -> Dgrad[Tensor, GroupedTensor | Tensor]:
-    def dgrad(
-        dy: GroupedTensor | Tensor, w: GroupedTensor | Tensor, group_sizes: Tensor, *, out: Tensor | None = None
-    ) -> Tensor:
+def _dgrad(dtype: torch.dtype) -> Dgrad[Tensor, _Operand]:
+    def dgrad(dy: _Operand, w: _Operand, group_sizes: Tensor, *, out: Tensor | None = None) -> Tensor:
         sizes = _row_sizes(dy, group_sizes)
         rows, matrices = _operand(dy, "rowwise"), _operand(w, "columnwise")
         return _into(out, operators.dgrad(rows, matrices, sizes, _result_dtype(out, dtype)))
@@ -155,10 +162,10 @@ def _dgrad(dtype: torch.dtype) -> Dgrad[Tensor, GroupedTensor | Tensor]:
     return dgrad
 
 
-def _wgrad(dtype: torch.dtype) -> Wgrad[Tensor, GroupedTensor | Tensor]:
+def _wgrad(dtype: torch.dtype) -> Wgrad[Tensor, _Operand]:
     def wgrad(
-        x: GroupedTensor | Tensor,
-        dy: GroupedTensor | Tensor,
+        x: _Operand,
+        dy: _Operand,
         group_sizes: Tensor,
         *,
         out: Tensor | None = None,

@@ -17,7 +17,7 @@ from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.strides import row_strides
 from octavo_torch.arrays.zero_gradient import zeros_for
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import Matrix, WgradFunction
+from octavo_torch.dispatch.layer import Rows, WgradFunction
 
 MainGrad = Literal["accumulate", "overwrite"]
 
@@ -43,7 +43,7 @@ def check_main_grad(leaves: Sequence[Tensor]) -> None:
 
 
 def write_main_grad(
-    wgrad: WgradFunction, x: Matrix, dy: Matrix, sizes: Sizes, leaves: Sequence[Tensor], mode: MainGrad
+    wgrad: WgradFunction, x: Rows, dy: Rows, sizes: Sizes, leaves: Sequence[Tensor], mode: MainGrad
 ) -> Tensor:
     """Run `wgrad` into the buffers of the weight [G, N, K], or of one tensor [N, K] per group.
 

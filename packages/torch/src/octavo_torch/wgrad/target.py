@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.zero_gradient import parts_of
-from octavo_torch.dispatch.layer import Matrix, WgradFunction
+from octavo_torch.dispatch.layer import Rows, WgradFunction
 from octavo_torch.wgrad.main_grad import MainGrad, check_main_grad, check_mode, write_main_grad
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
@@ -39,7 +39,7 @@ class WgradTarget:
         if main_grad is not None:
             check_main_grad(self.leaves)
 
-    def put(self, wgrad: WgradFunction, x: Matrix, dy: Matrix, sizes: Sizes, owner: object) -> Tensor | None:
+    def put(self, wgrad: WgradFunction, x: Rows, dy: Rows, sizes: Sizes, owner: object) -> Tensor | None:
         """Called by backward; returns what autograd receives: zeros that stand for the gradient, or None if postponed.
 
         owner   the forward call, see DelayedWgrad.postpone
@@ -50,7 +50,7 @@ class WgradTarget:
         self.store.postpone(owner, lambda: self._compute(wgrad, x, dy, sizes), (x, dy, sizes))
         return None
 
-    def _compute(self, wgrad: WgradFunction, x: Matrix, dy: Matrix, sizes: Sizes) -> tuple[Tensor, ...]:
+    def _compute(self, wgrad: WgradFunction, x: Rows, dy: Rows, sizes: Sizes) -> tuple[Tensor, ...]:
         """Send the gradient, or its zeros, through autograd to the leaves, so that hooks of every kind see it."""
         first = self.leaves[0]
         with torch.no_grad():

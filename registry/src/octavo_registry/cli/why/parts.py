@@ -10,7 +10,7 @@ import octavo_registry
 from octavo import NoBackendError
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo.recipe_base import GEMMS
+from octavo.recipe_base import GEMMS, Gemm
 from octavo_registry.cli.why.question import MOE, Question
 from octavo_registry.contract.cards import MOVES, Activated
 from octavo_registry.contract.plan import Plan
@@ -52,7 +52,9 @@ def compose_parts(question: Question, backend: Sequence[str] | None) -> list[Par
     if question.layer.framework in _WEIGHS_RESULTS and "fc2 quantize dy" in of_tokens:
         of_tokens["fc2 quantize dy"] += ", unless the choices' weights multiply it on the way"
     parts = [
-        replace(part, how=f"{part.how}; {of_tokens[part.operation]}") if part.operation in of_tokens else part
+        replace(part, how="; ".join(filter(None, (part.how, of_tokens[part.operation]))))
+        if part.operation in of_tokens
+        else part
         for part in parts
     ]
     before = [_move(op, question, backend) for op in _BEFORE]
@@ -61,8 +63,16 @@ def compose_parts(question: Question, backend: Sequence[str] | None) -> list[Par
 
 
 def _of_tokens(plans: Mapping[str, LayerPlan]) -> Iterator[str]:
-    """The parts whose codes a MoE layer has made of tokens: no product reads the rows themselves."""
+    """The parts that read a MoE layer's tokens: quantizers whose rows no product reads, and products of no codes."""
     x, dy = plans["fc1"], plans["fc2"]
+    products: tuple[tuple[str, LayerPlan, Operand, tuple[Gemm, ...]], ...] = (
+        ("fc1", x, "x", GEMMS[:1]),
+        ("fc1", x, "x", GEMMS[2:]),
+        ("fc2", dy, "dy", GEMMS[1:]),
+    )
+    for layer, plan, operand, together in products:
+        if all(_reads_tokens(plan, gemm, operand) for gemm in together):
+            yield from (f"{layer} {gemm}" for gemm in together)
     for name, quantizer, recipe, gemms in (
         ("fc1 quantize x", x.quantize_x, x.recipe, GEMMS[:1]),
         ("fc2 quantize dy", dy.quantize_dy, dy.recipe, GEMMS[1:]),
@@ -70,6 +80,11 @@ def _of_tokens(plans: Mapping[str, LayerPlan]) -> Iterator[str]:
         offers = quantizer is not None and quantizer.bound.of_tokens is not None
         if offers and all(recipe.quantizes(gemm) for gemm in gemms):
             yield name
+
+
+def _reads_tokens(plan: LayerPlan, gemm: Gemm, operand: Operand) -> bool:
+    chosen = {"fprop": plan.fprop, "dgrad": plan.dgrad, "wgrad": plan.wgrad}[gemm]
+    return chosen is not None and operand in chosen.bound.takes_tokens and not plan.recipe.quantizes(gemm)
 
 
 def _layer(name: str, plan: LayerPlan) -> Iterator[Part]:
