@@ -81,12 +81,13 @@ def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
     """MB that nobody writes and reads any more: x's and dy's rows in bf16, once for each pass that would make them.
 
     moved   by permutations: a token's row is read, and written once for each choice
-    read    by the quantizers, whose rows now come out of the L2 cache but for the first choice of a token
+    read    by quantizers and products, whose rows now come out of the L2 cache but for the first choice of a token
     """
-    if kind == "bf16":
-        return {"moved": 0.0, "read": 0.0}
     tokens, rows = shape.tokens * shape.in_features * 2, shape.tokens * shape.choices * shape.in_features * 2
     passes = 2 if form == "keep_all" else 3
+    if kind == "bf16":
+        # x, where its rows are not kept and fc1's weights are not too wide to be multiplied by gathered rows; and dy
+        passes = 1 if form == "keep_all" else 3 if 2 * shape.hidden_features <= 2560 else 2
     return {"moved": passes * (tokens + rows) / 1e6, "read": passes * (rows - tokens) / 1e6}
 
 

@@ -45,7 +45,7 @@ LANES = {
         Step("native", "Bindings", "Integers in, checked arguments out.", NATIVE,
              ("lib/bindings/python/sequence.cpp", "lib/common")),
         Step("native", "Kernels", "Plan of the groups, quantizers, GEMM, on the caller's stream.", NATIVE,
-             ("lib/cuda/rows", "lib/cuda/quantize", "lib/cuda/gemm")),
+             ("lib/cuda/rows", "lib/cuda/quantize", "lib/cuda/products")),
     ),
     "torch.compile": (
         Step("torch", "torch.compile(layer)", "dynamo sees one call and traces below it.", TORCH,

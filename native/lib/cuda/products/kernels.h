@@ -1,7 +1,7 @@
 // The compiled kernels, by operand types. Each .cu file of this folder instantiates some of them.
 #pragma once
 
-#include "kernel.cuh"
+#include "cuda/gemm/kernel.cuh"
 
 namespace octavo::cuda {
 
