@@ -126,8 +126,10 @@ def test_an_absent_library_is_said(layer: dict[str, Any], monkeypatch: pytest.Mo
 
 
 def test_a_wrong_gradient_does_not_count(layer: dict[str, Any]) -> None:
-    """One of four that is a tenth too large."""
+    """One of four that is a tenth too large, and one that has a NaN."""
     right = expected(layer)
     check_close(TORCH, right, right)
     with pytest.raises(ValueError, match=r"differ from ours by 10.0%, so its time does not count"):
         check_close(TORCH, (*right[:3], 1.1 * right[3]), right)
+    with pytest.raises(ValueError, match="differ from ours by nan%"):
+        check_close(TORCH, (*right[:3], torch.full_like(right[3], torch.nan)), right)

@@ -50,10 +50,12 @@ def test_static_buffers_hold_what_there_is(route: str, ranks: Ranks) -> None:
         assert ranks(equal_to_one_process, size, recipes, fresh(), "static", route) == [[]] * WORLD
 
 
-def test_layers_share_peer_memory(ranks: Ranks) -> None:
+@pytest.mark.parametrize("postpones", [False, True])
+@pytest.mark.parametrize("recipes", [("mxfp8", "fp8-block"), ("bf16", "bf16")], ids="-".join)
+def test_layers_share_peer_memory(recipes: tuple[str, str], postpones: bool, ranks: Ranks) -> None:
     """Layers of other sides write into the same memory, which grows, in whatever order forwards and backwards come: the
-    bits of collectives, which have buffers of their own."""
-    assert ranks(layers_share_memory, fresh()) == [[]] * WORLD
+    bits of collectives, which have buffers of their own, in weight gradients that are postponed, too."""
+    assert ranks(layers_share_memory, fresh(), recipes, postpones) == [[]] * WORLD
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp8-block"])

@@ -56,9 +56,12 @@ def trains(ranks: int) -> list[str]:
     return [*found, *_not_summed("router", mine.router, whole.router, group)]
 
 
-def layers_share_memory(seed: int) -> list[str]:
+def layers_share_memory(seed: int, recipes: tuple[str, str], postpones: bool) -> list[str]:
     """Two layers of other sides, of which the second needs more peer memory, one after the other, in two microbatches
-    whose backwards come last to first; and a forward without gradients in between: what differs from collectives."""
+    whose backwards come last to first; and a forward without gradients in between: what differs from collectives.
+
+    With `postpones`, weight gradients come after all backwards.
+    """
     group, found = dist.group.WORLD, []
     assert group is not None
     results: dict[str, list[Tensor]] = {}
@@ -69,7 +72,8 @@ def layers_share_memory(seed: int) -> list[str]:
         if explain_exchange("mxfp8", group, exchange).route != route:
             found.append(f"explained as another route than {route}")
         how: dict[str, Any] = {"dtype": torch.bfloat16, "backend": REFERENCE, "ep": group, "exchange": exchange}
-        layers = MoE(E, K, F, C, N, recipe="mxfp8", **how), MoE(E, N, 3 * F, C, K, recipe="fp8-block", **how)
+        how["delay_wgrad"] = postpones
+        layers = MoE(E, K, F, C, N, recipe=recipes[0], **how), MoE(E, N, 3 * F, C, K, recipe=recipes[1], **how)
         batches = [torch.randn(6, K).bfloat16().requires_grad_() for _ in range(2)]
         values: list[Tensor] = []
         for x in batches:
@@ -78,6 +82,9 @@ def layers_share_memory(seed: int) -> list[str]:
                 values.append(layers[1](layers[0](x)))
         for y in values[-2::-2]:
             y.float().square().sum().backward()
+        for layer in layers:
+            if postpones:
+                layer.backward_dw()
         values += [x.grad for x in batches if x.grad is not None]
         values += [p.grad for layer in layers for p in layer.parameters() if p.grad is not None]
         results[route] = values

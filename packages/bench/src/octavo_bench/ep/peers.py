@@ -12,12 +12,11 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn.functional import silu
 
 from octavo_bench.harness.timing import Call
+from octavo_bench.peers.gradients import FARTHEST, distance
 from octavo_bench.peers.grouped_mm import check_aligned, ends_of, grouped, inverse_of
 from octavo_bench.peers.loading import loaded
 
 TORCH, LIGER = "all_to_all_single", "LigerCute"
-
-_FARTHEST = 2.0**-4  # of gradients from ours, both in bf16: another order of sums, and a rounding each
 
 
 def peer_call(name: str, leaves: Sequence[Tensor], choices: Tensor, dy: Tensor, experts: int) -> Call:
@@ -43,10 +42,9 @@ def finish() -> None:
 
 def check_close(name: str, theirs: Sequence[Tensor], ours: Sequence[Tensor]) -> None:
     """ValueError where a peer's gradients are not those of our layer."""
-    for a, b in zip(theirs, ours, strict=True):
-        far = float(torch.linalg.vector_norm((a - b).float()) / torch.linalg.vector_norm(b.float()))
-        if not far <= _FARTHEST:
-            raise ValueError(f"gradients of {name} differ from ours by {far:.1%}, so its time does not count")
+    far = distance(theirs, ours)
+    if not far <= FARTHEST:
+        raise ValueError(f"gradients of {name} differ from ours by {far:.1%}, so its time does not count")
 
 
 def _own_call(leaves: Sequence[Tensor], choices: Tensor, dy: Tensor, experts: int) -> Call:

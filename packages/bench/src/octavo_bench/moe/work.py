@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from octavo_bench.harness.engine.torch import TorchEngine
@@ -17,9 +16,9 @@ from octavo_bench.harness.timing import Call
 from octavo_bench.moe.benchmark import GATHERED, PEERS, TORCHS, MoeOptions, MoeRow
 from octavo_bench.moe.peers import in_our_order, peer_calls
 from octavo_bench.moe.torch import Layer, draw_layer, layer_backends, moe_calls
+from octavo_bench.peers.gradients import FARTHEST, distance
 
 _WHAT = "MoE layer"
-_FARTHEST = 2.0**-4  # of a peer's gradients from torch's, both in bf16: another order of sums, and a rounding each
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def _ready(layer: Layer, kind: str, options: MoeOptions, comparison: Comparison)
     if kind in PEERS:
         calls = peer_calls(layer, kind)
         far = comparison.distance(in_our_order(kind, calls[0]()))
-        if far is not None and kind not in TORCHS and not far <= _FARTHEST:
+        if far is not None and kind not in TORCHS and not far <= FARTHEST:
             raise ValueError(f"its gradients differ from torch's by {far:.1%}, so its time does not count")
         return Way(kind, (), calls, _told(far))
     backends = layer_backends(layer, kind, options.chosen_backend)
@@ -102,9 +101,4 @@ class Comparison:
         if not self._first:
             self._first = compared
             return None
-        pairs = zip(compared, self._first, strict=True)
-        return max(float(torch.linalg.vector_norm((a - b).float()) / _norm(b)) for a, b in pairs)
-
-
-def _norm(values: Tensor) -> float:
-    return max(float(torch.linalg.vector_norm(values.float())), torch.finfo(torch.float32).tiny)
+        return distance(compared, self._first)

@@ -167,7 +167,7 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
         a = operands.a(h, seed2) if a is None else a
         dw2 = weight_gradient(call.fc2, fc2.wgrad, a, codes if fc2.quantized_wgrad else values, sizes, call)
         del a
-        if not _is_postponed(call.fc2):
+        if not is_postponed(call.fc2):
             operands.done_with("a")
     if before_activation:
         assert fc2.dgrad is not None  # a layer whose dx is needed
@@ -194,7 +194,7 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
                 dh = grads.codes if fc1.quantized_wgrad else grads.h
                 assert dh is not None  # a GEMM reads it
                 dw1 = weight_gradient(call.fc1, fc1.wgrad, operands.x(), dh, sizes, call)
-                if not _is_postponed(call.fc1):
+                if not is_postponed(call.fc1):
                     operands.done_with("x")
             if db1 is not None and call.block:
                 db1 = from_halves(db1, call.block)
@@ -209,7 +209,7 @@ def _as_read(call: Call, dy: Tensor, seed: DrawnSeed) -> Matrix:
     return dy if quantize is None else quantize_operand(call, quantize, "dy", dy, seed)
 
 
-def _is_postponed(call: Call) -> bool:
+def is_postponed(call: Call) -> bool:
     """True where a DelayedWgrad reads the operands of the weight's gradient after backward."""
     return call.target is not None and call.target.store is not None
 

@@ -37,7 +37,7 @@ from octavo_torch.linear.autograd import (
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer
-from octavo_torch.mlp.gradients import Needs, check_whole, gradients
+from octavo_torch.mlp.gradients import Needs, check_whole, gradients, is_postponed
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, RowReader
 from octavo_torch.moe.forward import MoeForward, arrive, forward, quantize_tokens, rows_for, weights_as_rows
@@ -223,7 +223,10 @@ class _KeptOperands:
         return self._dy_as_it_stands if self._call.moe.dy_gathered else None
 
     def _dy_as_it_stands(self) -> TokenRows[Tensor]:
-        return TokenRows(self._dy.pop()().to(self._call.fc2.layer.row_dtype), *self.places)
+        call, dy = self._call.fc2, self._dy.pop()()
+        if self._call.journey is not None and is_postponed(call):
+            dy = dy.clone()  # where it has arrived, the next message will
+        return TokenRows(dy.to(call.layer.row_dtype), *self.places)
 
     def _dy_of_tokens(self, seed: DrawnSeed) -> GroupedTensor:
         call, dy = self._call.fc2, self._dy.pop()()
