@@ -25,11 +25,10 @@ from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.planes import PlaneSizes, check_plane, plane_sizes
 
 GroupSizes = Tensor | GroupIndex
+Planes = tuple[Tensor, Tensor | None, Tensor | None]
 Rows = GroupedTensor | Tensor | TokenRows[Tensor]
 _Indexed = tuple[Tokens, Tensor | None, int]
 """Which operand is rows of tokens, the choice of each row, and the choices of a token."""
-
-Planes = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class _OperandPair:
@@ -51,10 +50,10 @@ class _OperandPair:
 class GroupedGemm:
     """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
-    Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors, rows among them
-    also as TokenRows: those of one operand, and on CUDA in bf16. Group sizes of
-    a GroupedTensor are its own; a GroupIndex in their place is used as it is. With weight "kn" w and dw are [G, K, N]:
-    see octavo_registry.contract.weights, and n and k below are the kernels'.
+    Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. The rows of one
+    of these may be TokenRows, on CUDA in bf16. Group sizes of a GroupedTensor are its own; a GroupIndex in their place
+    is used as it is. With weight "kn" w and dw are [G, K, N]: see octavo_registry.contract.weights, and n and k below
+    are the kernels'.
     """
 
     gemm: ClassVar[Gemm]
