@@ -151,6 +151,21 @@ def test_advice_names_where_its_times_come_from(tmp_path: Path, run: Any) -> Non
     assert re.search(r"mxfp8-folded .*0.120 ms +measured", folded.out), "what computes it was measured"
 
 
+def test_quantizers_count_where_experts_have_few_rows(run: Any) -> None:
+    """128 experts of 16 rows: making the weights' codes for one micro-batch takes longer than products of codes save;
+    shared by many it does not."""
+    arguments = ["advise", "--shape", "128,2048,1536,2048", "--recipes", "bf16,fp8-block"]
+    alone, shared = (run(*arguments, "--micro-batches", count, "--json").json for count in ("1", "64"))
+    assert (alone["recommended"], shared["recommended"]) == ("bf16", "fp8-block")
+    plain, block = alone["recipes"]
+    assert plain["quantizing_us"] == 0
+    assert block["us"] < plain["us"] < block["us"] + block["quantizing_us"]
+    of_weights = 2 * 128 * 1536 * 2048 + 128 * 1536 * 2048  # read in bf16, one plane of codes
+    assert block["quantizing_us"] > of_weights / 4.8e12 * 1e6 > shared["recipes"][1]["quantizing_us"]
+    shown = run(*arguments, "--micro-batches", "1").out
+    assert "Products of codes would take less time, but making the codes takes more than that." in shown
+
+
 def test_a_small_layer_keeps_digits_to_compare(run: Any) -> None:
     """0.0 MB and 0.000 ms in every row would say nothing of a layer that somebody tries first."""
     shown = run("advise", "--shape", "4,64,64,128").out
@@ -183,6 +198,7 @@ TABLE = [
     (["--shape", "1,2,3,4", "--min-sqnr", "nan"], "--min-sqnr is nan"),
     (["--shape", "1,2,3,4", "--results", "absent.json"], "absent.json"),
     (["--shape", "1,2,3,4", "--rows", "-1"], "--rows is -1"),
+    (["--shape", "1,2,3,4", "--micro-batches", "0"], "--micro-batches is 0"),
 ]
 
 

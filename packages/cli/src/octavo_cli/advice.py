@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import GroupedTensorSpec, Recipe
+from octavo.quantizer import Direction, Operand
 from octavo_cli.errors import InputError
 from octavo_cli.inspection.files import each_tensor, matrices, open_source, why_not
 from octavo_cli.inspection.study import sample_of, verdict
 
 Array = NDArray[Any]
 GEMMS = ("fprop", "dgrad", "wgrad")
+OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
+_KEPT: tuple[Operand, ...] = ("x", "w")  # from forward to backward
 _SCALE_BYTES = {"fp32": 4, "e8m0": 1, "e4m3": 1}
 
 
@@ -47,6 +50,10 @@ class Shape:
     def key(self) -> list[int]:
         """As result files have it."""
         return [self.groups, self.k, self.n, self.m]
+
+    def sides(self, operand: Operand) -> tuple[int, ...]:
+        """Of x [M, K], dy [M, N] or w [G, N, K]."""
+        return (self.groups, self.n, self.k) if operand == "w" else (self.m, self.k if operand == "x" else self.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class Advice:
     bytes      that the weights' and x's codes and scales take, of both planes where backward reads them
     us         of the three GEMMs; `measured` says whether it is a median of a result file, else it is a roofline: no
                kernel can be faster, and real ones reach a part of it
+    quantizing_us   that making the codes takes at least
     """
 
     recipe: str
@@ -88,6 +96,12 @@ class Advice:
     bytes: int
     us: float
     measured: bool
+    quantizing_us: float
+
+    @property
+    def total_us(self) -> float:
+        """Of a micro-batch."""
+        return self.us + self.quantizing_us
 
 
 def weights_for(shape: Shape, path: Path | None, *, trust: bool, rows: int, seed: int) -> tuple[Array, str]:
@@ -114,33 +128,56 @@ def weights_for(shape: Shape, path: Path | None, *, trust: bool, rows: int, seed
 
 
 def advice_on(
-    name: str, recipe: Recipe, shape: Shape, weights: Array, chip: Chip, measured: Mapping[str, float]
+    name: str,
+    recipe: Recipe,
+    shape: Shape,
+    weights: Array,
+    chip: Chip,
+    measured: Mapping[str, float],
+    micro_batches: int = 1,
 ) -> Advice:
-    """What is known of one recipe. `measured`: microseconds of the three GEMMs by kind of recipe, at this shape; of a
-    recipe that another one computes, that one's."""
+    """What is known of one recipe.
+
+    measured       microseconds of the three GEMMs by kind of recipe, at this shape; of a recipe that another one
+                   computes, that one's
+    micro_batches  that share the weights' codes
+    """
     quantized = recipe.quantizer("w") is not None
     judged = verdict(weights, recipe).worst_sqnr if quantized else math.inf
-    us = measured.get(recipe.computed_as.kind)
-    if us is None:
-        return Advice(name, judged, bytes_of(recipe, shape), roofline_us(recipe, shape, chip), measured=False)
-    return Advice(name, judged, bytes_of(recipe, shape), us, measured=True)
+    us, quantizing = measured.get(recipe.computed_as.kind), quantizing_us(recipe, shape, chip, micro_batches)
+    is_measured, gemms = us is not None, roofline_us(recipe, shape, chip) if us is None else us
+    return Advice(name, judged, bytes_of(recipe, shape), gemms, is_measured, quantizing)
 
 
 def bytes_of(recipe: Recipe, shape: Shape) -> int:
     """Bytes of x and the weights as a forward leaves them for backward; bf16 where an operand is not quantized."""
-    total = 0
-    for operand, sides in (("x", (shape.m, shape.k)), ("w", (shape.groups, shape.n, shape.k))):
-        spec = recipe.quantizer(operand)  # type: ignore[arg-type]
-        if spec is None:
-            total += 2 * math.prod(sides)
-            continue
-        layout = GroupedTensorSpec(
-            shape=sides, groups=shape.groups, quantizer=spec, ragged_axis=0 if operand == "x" else None
-        )
-        for way in ("rowwise",) if spec.shares_codes else spec.directions:
-            total += math.prod(layout.payload_shape(way))
-            total += _SCALE_BYTES[spec.scale_format] * math.prod(layout.scale_shape(way))
-    return total
+    return sum(_codes_bytes(recipe, shape, operand) or 2 * math.prod(shape.sides(operand)) for operand in _KEPT)
+
+
+def quantizing_us(recipe: Recipe, shape: Shape, chip: Chip, micro_batches: int) -> float:
+    """Microseconds that a micro-batch's quantizers take at least: x, dy and its share of the weights are read in bf16,
+    and their codes and scales written, at the speed of the chip's memory."""
+    total = 0.0
+    for operand in OPERANDS:
+        codes = _codes_bytes(recipe, shape, operand)
+        moved = 2 * math.prod(shape.sides(operand)) + codes if codes else 0
+        total += moved / (micro_batches if operand == "w" else 1)
+    return total / (chip.memory * 1e12) * 1e6
+
+
+def _codes_bytes(recipe: Recipe, shape: Shape, operand: Operand) -> int:
+    """Of an operand's codes and scales in each direction that is read; 0 where it is not quantized."""
+    spec = recipe.quantizer(operand)
+    if spec is None:
+        return 0
+    layout = GroupedTensorSpec(
+        shape=shape.sides(operand), groups=shape.groups, quantizer=spec, ragged_axis=None if operand == "w" else 0
+    )
+    ways: tuple[Direction, ...] = ("rowwise",) if spec.shares_codes else spec.directions
+    return sum(
+        math.prod(layout.payload_shape(way)) + _SCALE_BYTES[spec.scale_format] * math.prod(layout.scale_shape(way))
+        for way in ways
+    )
 
 
 def copies_bf16(recipe: Recipe, chip: Chip) -> bool:
@@ -194,6 +231,7 @@ def measured_us(files: Iterable[Path], shape: Shape, chip: Chip) -> tuple[dict[s
 
 
 def best(advice: Iterable[Advice], least_sqnr: float) -> Advice | None:
-    """The fastest recipe whose weights keep an SQNR of at least `least_sqnr`; of equally fast ones the smallest."""
+    """The fastest recipe, its quantizers included, whose weights keep an SQNR of at least `least_sqnr`; of equally fast
+    ones the smallest."""
     fitting = [one for one in advice if one.sqnr_db >= least_sqnr]
-    return min(fitting, key=lambda one: (one.us, one.bytes), default=None)
+    return min(fitting, key=lambda one: (one.total_us, one.bytes), default=None)

@@ -32,7 +32,9 @@ def advise(
     choices: Annotated[int, typer.Option(help="With --ranks: experts of each token.")] = 8,
     skew: Annotated[float, typer.Option(help="With --ranks: rows of the busiest rank, in even shares.")] = 1.25,
     layers: Annotated[int, typer.Option(help="With --ranks: MoE layers whose experts share a GPU's memory.")] = 1,
-    micro_batches: Annotated[int, typer.Option(help="With --ranks: micro-batches of one optimizer step.")] = 8,
+    micro_batches: Annotated[
+        int, typer.Option(help="Micro-batches of one optimizer step, which share the weights' codes.")
+    ] = 8,
     network: Annotated[float, typer.Option(help="With --ranks: GB/s from one rank to other hosts.")] = 44.0,
     min_sqnr: Annotated[float, typer.Option(help="Decibels that the weights of a recipe must keep.")] = 25.0,
     chip: Annotated[str, typer.Option(help="Chip to predict times for: h100 or h200.")] = "h200",
@@ -45,8 +47,9 @@ def advise(
 ) -> None:
     """Which recipe suits a layer: SQNR of its weights, bytes, and the time of its three GEMMs.
 
-    A time is the median of a result file where --results has this shape on this chip, and is called measured; else it
-    is the chip's roofline, which no kernel beats. Quantizing is not in it.
+    The GEMMs' time is the median of a result file where --results has this shape on this chip, and is called measured;
+    else it is the chip's roofline, which no kernel beats. Quantizers are bounded by the bytes that they move: with few
+    rows per expert they take what products of codes save, and bf16 is the advice.
 
     With --ranks: how to spread a MoE layer's experts over GPUs, by a model of its step in one recipe (fp8-block unless
     --recipes names another): the ranks of a group and experts of each, the route, what travels, and the part of the
@@ -84,7 +87,11 @@ def advise(
     chosen = {name: find_recipe(name) for name in names}
     judged, what = weights_for(layer, weights, trust=trust, rows=rows, seed=0)
     measured, notes = measured_us(results or [], layer, CHIPS[chip])
-    found = [advice_on(name, recipe, layer, judged, CHIPS[chip], measured) for name, recipe in chosen.items()]
+    if micro_batches < 1:
+        raise InputError(f"--micro-batches is {micro_batches}; give 1 or more")
+    found = [
+        advice_on(name, recipe, layer, judged, CHIPS[chip], measured, micro_batches) for name, recipe in chosen.items()
+    ]
     choice = best(found, min_sqnr)
     copied = [name for name, recipe in chosen.items() if copies_bf16(recipe, CHIPS[chip])]
     if as_json:
@@ -102,6 +109,7 @@ def advise(
                     "sqnr_db": round(one.sqnr_db, 2) if math.isfinite(one.sqnr_db) else None,
                     "bytes": one.bytes,
                     "us": float(f"{one.us:.4g}"),
+                    "quantizing_us": float(f"{one.quantizing_us:.4g}"),
                     "time": "measured" if one.measured else "roofline",
                     "bf16_copies": one.recipe in copied,
                 }
@@ -111,13 +119,15 @@ def advise(
         return
     cells = [
         (one.recipe, "exact" if math.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB", _size(one.bytes), _time(one.us),
-         "measured" if one.measured else "roofline")
+         "measured" if one.measured else "roofline", _time(one.quantizing_us) if one.quantizing_us else "none")
         for one in found
     ]  # fmt: skip
-    header = ("recipe", "SQNR of weights", "x and weights", "GEMMs", "time is")
+    header = ("recipe", "SQNR of weights", "x and weights", "GEMMs", "time is", "quantizers")
     print_table(f"A layer of shape {shape} on {CHIPS[chip].name}", header, cells)
     print_line(f"SQNR of the worst expert, judged by {what}.")
     print_line("x and weights: codes and scales as forward leaves them for backward. GEMMs: fprop, dgrad and wgrad.")
+    shared = f" (once for {micro_batches} micro-batches)" if micro_batches > 1 else ""
+    print_line(f"quantizers: of x, dy and the weights{shared}, at the speed of memory.")
     for note in notes:
         print_line(f"results: {note}")
     if len({one.measured for one in found}) > 1:
@@ -133,6 +143,8 @@ def advise(
         print_line(f"No recipe keeps {min_sqnr:g} dB; give a smaller --min-sqnr, or stay with bf16.")
     else:
         print_line(f"Advice: {choice.recipe}, the fastest of those that keep {min_sqnr:g} dB.")
+        if not choice.quantizing_us and any(one.us < choice.us for one in found):
+            print_line("Products of codes would take less time, but making the codes takes more than that.")
 
 
 def _size(count: float) -> str:
