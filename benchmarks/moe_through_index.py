@@ -86,8 +86,9 @@ def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
     tokens, rows = shape.tokens * shape.in_features * 2, shape.tokens * shape.choices * shape.in_features * 2
     passes = 2 if form == "keep_all" else 3
     if kind == "bf16":
-        # x, where its rows are not kept and fc1's weights are not too wide to be multiplied by gathered rows; and dy
-        passes = 1 if form == "keep_all" else 3 if 2 * shape.hidden_features <= 2560 else 2
+        # of x in backward, where fc1's weights are not too wide to be multiplied by gathered rows
+        gathered = 2 * shape.hidden_features <= 2560
+        passes = (2 if gathered else 1) if form == "keep_all" else 3 if gathered else 2
     return {"moved": passes * (tokens + rows) / 1e6, "read": passes * (rows - tokens) / 1e6}
 
 

@@ -276,8 +276,7 @@ Error choose_cuda(const ChooseArgs& args, void* stream) {
   if (const Error error = check_choose(args)) return error;
   const cudaStream_t on = cuda::stream_of(stream);
   const auto bytes = static_cast<size_t>(args.logits.experts) * sizeof(int64_t);
-  if (const cudaError_t error = cudaMemsetAsync(args.counts, 0, bytes, on); error != cudaSuccess)
-    return {ErrorCode::cuda, cudaGetErrorString(error)};
+  if (const Error error = cuda::failed(cudaMemsetAsync(args.counts, 0, bytes, on))) return error;
   if (!args.logits.tokens) return {};
   const unsigned ctas = cuda::grid_for(ceil_div(args.logits.tokens, cuda::WARPS), cuda::MOST_CTAS);
   cuda::by_experts(args.logits.experts,

@@ -99,8 +99,8 @@ def test_bits_of_uncommon_choices(name: str, device: str, rng: np.random.Generat
 def test_rows_that_no_product_reads_are_not_written(
     name: str, device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The choices' weights are permuted; x and dy are quantized or multiplied where the tokens stand, but for an x that
-    is kept by row, and a dy of which one product reads codes and the other one values."""
+    """The choices' weights are permuted; x and dy are quantized or multiplied where the tokens stand, but for a dy of
+    which one product reads codes and the other one values."""
     recipe = RECIPES[name]
     of_dy = {N} if recipe.quantizes("dgrad") != recipe.quantizes("wgrad") else set()
     given, choices = draw(rng, device, biased=False)
@@ -115,8 +115,7 @@ def test_rows_that_no_product_reads_are_not_written(
         columns.clear()
         how: dict[str, Any] = {"recipe": recipe, "seed": 7, "state": states_of(recipe, device), "form": form}
         moe_mlp(choices=choices, backend=NATIVE, **given, **how).sum().backward()
-        of_x = {K} if form == "keep_all" and not recipe.quantizes("wgrad") else set()
-        assert set(columns) == {1} | of_x | of_dy, form
+        assert set(columns) == {1} | of_dy, form
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp8-block", "nvfp4"])
@@ -129,7 +128,9 @@ def test_the_allocator_holds_what_is_predicted(name: str, device: str, rng: np.r
         call: dict[str, Any] = {"recipe": recipe, "seed": 7, "form": form, "backend": NATIVE}
         moe_mlp(choices=choices, **given, **call).sum().backward()
         kept = bytes_kept(recipe, shape, form, device=device, backend=NATIVE)  # type: ignore[arg-type]
-        callers = ("weights",) if form == "keep_all" else ("x", "choices", "weights")
+        callers: tuple[str, ...] = ("x", "choices", "weights")
+        if form == "keep_all":  # which keeps the routing, and x by token for products of it
+            callers = ("weights",) if recipe.quantizes("wgrad") else ("x", "weights")
         held = sum(-(-kept.tensors[own] // 512) * 512 for own in callers)
         torch.cuda.empty_cache()
         with no_sync():

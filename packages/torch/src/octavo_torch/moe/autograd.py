@@ -132,7 +132,7 @@ def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForw
         for name, value in (*result.places._asdict().items(), ("sizes", result.sizes)):
             shelf.put(name, value)
         if fc1.need_dw:
-            shelf.put("x", result.x, own=True)
+            shelf.put("x", result.tokens if call.moe.keeps_tokens else result.x, own=True)
         if fc2.need_dw and fc2.quantized_wgrad:
             shelf.put("a", result.a, own=True)
     else:
@@ -247,7 +247,7 @@ class _KeptOperands:
 
     def x(self) -> Rows:
         if self._call.form == "keep_all":
-            return self._kept("x")
+            return TokenRows(self._tensor("x"), *self.places) if self._call.moe.keeps_tokens else self._kept("x")
         again, tokens = self._backward_call(), self._tensor("x")
         if again.plan.fc1.quantize_x is None and again.plan.fc1.gathers("x", "wgrad"):
             return TokenRows(tokens, *self.places)

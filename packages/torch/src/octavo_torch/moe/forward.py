@@ -61,9 +61,11 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
     aside = Aside.of(call, w2, seeds[1])
     h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, aside)
     _record(call.fc1, call.moe.recorded[0], rows, matrices1)
-    kept_x = (rows_read if call.plan.fc1.quantized_wgrad else rows) if keeps_all else None
-    if isinstance(kept_x, TokenRows):
-        kept_x = None  # which no wgrad reads: its rows would have been made
+    kept_x: Matrix | None = None
+    if keeps_all and not call.moe.keeps_tokens:
+        read = rows_read if call.plan.fc1.quantized_wgrad else rows
+        kept_x = None if isinstance(read, TokenRows) else read  # tokens where no wgrad reads them
+        del read
     # gone before fc2's operands are made
     del rows, rows_read
     call.fc1.x_codes = None

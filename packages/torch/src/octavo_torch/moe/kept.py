@@ -54,7 +54,8 @@ class KeptBytes:
 
     tensors   by name: x, choices and weights, which the caller gave and may hold as well; h and h_scales, fc1's result;
               codes of the weights (w1.columnwise ...); scales of delayed scaling; in "keep_all" the routing, and the
-              operands of the weights' gradients (x.columnwise ..., a.columnwise ...)
+              operands of the weights' gradients (x.columnwise ..., a.columnwise ...), of which x in high precision is
+              by row only if the backend's GEMM does not read the tokens
     tokens    T
     """
 
@@ -142,7 +143,7 @@ class _Operands:
         self.activation = activation
         self.inner = shape.hidden_features * (2 if activation in GATED else 1)
         out_features = shape.out_features or shape.in_features
-        self._rows, experts = shape.tokens * shape.choices, shape.experts
+        self._tokens, self._rows, experts = shape.tokens, shape.tokens * shape.choices, shape.experts
         self._mode = FakeTensorMode()
         with self._mode:
             self._x = torch.empty(self._rows, shape.in_features, dtype=dtype, device=device)
@@ -169,7 +170,8 @@ class _Operands:
     def rows(self, plan: MoePlan, recipe: Recipe) -> dict[str, int]:
         """What backward reads of x and of the activation, which is computed again where no codes of it are read."""
         if not recipe.quantizes("wgrad"):
-            return {"x": self._x.numel() * self._x.element_size()}
+            each = self._x.element_size() * self._x.shape[1]
+            return {"x": (self._tokens if plan.keeps_tokens else self._rows) * each}
         columns = PLANES_OF["columnwise"]
         first = self._planes("x", plan.forward.fc1, "x", self._x, columns)
         return first | self._planes("a", plan.forward.fc2, "x", self._a, columns)
