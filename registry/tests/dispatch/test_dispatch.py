@@ -128,6 +128,16 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
         "broken",
         "a BoundFprop whose `whole_layer` is of type str; give a function or None",
     ),
+    "no tuple of operands": (
+        {"answer": BoundFprop(print, takes_tokens="x")},  # type: ignore[arg-type]
+        "broken",
+        "a BoundFprop whose `takes_tokens` is of type str; give a tuple of operands in ('x',), or ()",
+    ),
+    "no rows of this GEMM": (
+        {"answer": BoundFprop(print, takes_tokens=("x", "dy"))},
+        "broken",
+        "a BoundFprop whose `takes_tokens` is ('x', 'dy'); give a tuple of operands in ('x',), or ()",
+    ),
     "no amax of level 4": (
         {"answer": Bound(run=print, run_with_amax=True)},  # type: ignore[arg-type]
         "broken",

@@ -18,6 +18,8 @@ from octavo_registry.level4 import adapter
 from octavo_registry.level4 import bound as level4
 
 _DATA = ("note", "workspace_bytes")
+_ROWS = {"fprop": ("x",), "dgrad": ("dy",), "wgrad": ("x", "dy")}
+"""Ragged operands of each GEMM."""
 
 
 def ask_bound(backend: Backend, request: Request) -> Bound[Any]:
@@ -43,25 +45,23 @@ def _checked(answer: Any, request: Request, function: str) -> Bound[Any]:
         )
     for part in fields(answer):
         value = getattr(answer, part.name)
-        needed = _needed(part.name, value)
+        needed = _needed(part.name, value, request.op)
         if needed:
-            raise Fault(
-                f"{function} returned a {type(answer).__name__} whose `{part.name}` is of type {type(value).__name__}; "
-                f"give {needed}"
-            )
+            is_what = f"is {value!r}" if isinstance(value, tuple) else f"is of type {type(value).__name__}"
+            raise Fault(f"{function} returned a {type(answer).__name__} whose `{part.name}` {is_what}; give {needed}")
     answer = adapter.adapted(answer, request.op) if isinstance(answer, level4.Bound) else answer
     return replace(answer, layouts=MappingProxyType(dict(answer.layouts)))
 
 
-def _needed(part: str, value: object) -> str:
+def _needed(part: str, value: object, op: str) -> str:
     """What this part of an answer has to be; "" where it is that."""
     if part == "layouts":
         return "" if isinstance(value, Mapping) else "a mapping of operands to layouts"
     if part == "run":
         return "" if callable(value) else "a function"
     if part == "takes_tokens":
-        known = isinstance(value, tuple) and all(operand in ("x", "dy") for operand in value)
-        return "" if known else 'a tuple of "x" and "dy"'
+        known = isinstance(value, tuple) and all(operand in _ROWS[op] for operand in value)
+        return "" if known else f"a tuple of operands in {_ROWS[op]}, or ()"
     return "" if part in _DATA or value is None or callable(value) else "a function or None"
 
 

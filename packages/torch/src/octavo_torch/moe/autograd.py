@@ -132,7 +132,7 @@ def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForw
         for name, value in (*result.places._asdict().items(), ("sizes", result.sizes)):
             shelf.put(name, value)
         if fc1.need_dw:
-            shelf.put("x", result.tokens if call.moe.keeps_tokens else result.x, own=True)
+            shelf.put("x", result.tokens if call.moe.keeps_tokens else result.x, own=not call.moe.keeps_tokens)
         if fc2.need_dw and fc2.quantized_wgrad:
             shelf.put("a", result.a, own=True)
     else:

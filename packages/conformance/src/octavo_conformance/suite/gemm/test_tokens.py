@@ -73,6 +73,6 @@ def test_rows_of_tokens_are_added(case: Case, rng: Rng) -> None:
         expected = case.numpy(bound.run(case.array(x), case.array(dy), sizes, out=case.array(before), accumulate=True))
         for gathered in bound.takes_tokens:
             given = [case.array(x), case.array(dy)]
-            given["xd".index(gathered[0])] = TokenRows(case.array(tokens[gathered]), *places)
+            given[RUN_ORDER["wgrad"].index(gathered)] = TokenRows(case.array(tokens[gathered]), *places)
             actual = case.numpy(bound.run(*given, sizes, out=case.array(before), accumulate=True))
             assert_same_bits(actual, expected, f"sums of {gathered}'s tokens in {dtype}")
