@@ -66,13 +66,15 @@ def rows() -> list[Row]:
 
 def _row(entry: Mapping[str, Any]) -> Row:
     common = {name: entry[name] for name in ("section", "claim", "command")}
-    found = sorted(RESULTS.glob(entry["record"])) if "record" in entry else []
+    files = RESULTS.glob(entry["record"]) if "record" in entry else ()
+    found = {file: json.loads(file.read_text()) for file in files}
     if not found:
         return Row(**common, paths=tuple(entry["paths"]), record=None, result=NOT_MEASURED, date="", commit="")
-    content = json.loads(found[-1].read_text())
+    newest = max(found, key=lambda file: (str(found[file]["date"]), file.name))
+    content = found[newest]
     result = filled(entry["result"], content)
     date, commit = content["date"][:10], content.get("commit", "")
-    return Row(**common, paths=tuple(entry["paths"]), record=found[-1], result=result, date=date, commit=commit)
+    return Row(**common, paths=tuple(entry["paths"]), record=newest, result=result, date=date, commit=commit)
 
 
 def _mutants() -> Row:

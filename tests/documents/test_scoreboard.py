@@ -93,6 +93,17 @@ def test_the_page_has_every_row() -> None:
         assert any(cell.strip() for cell in line.split("|")[3:6]), f"neither a test nor a reason: {line}"
 
 
+def test_the_newest_record_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its date, whatever the name says of the machine: "h200" comes behind "h100" in order."""
+    monkeypatch.setattr(scoreboard_rows, "RESULTS", tmp_path)
+    for name, date in (("gpu-h100-b", "2026-01-03"), ("gpu-h200-a", "2026-01-02"), ("other", "2026-01-04")):
+        (tmp_path / f"{name}.json").write_text(f'{{"date": "{date}", "commit": "0123", "errors": 0}}')
+    entry = {"section": "a", "claim": "b", "command": "c", "paths": ["src"], "result": "{errors} errors"}
+    found = scoreboard_rows._row({**entry, "record": "gpu-h*.json"})
+    assert (found.record, found.date, found.result) == (tmp_path / "gpu-h100-b.json", "2026-01-03", "0 errors")
+    assert scoreboard_rows._row(entry).record is None
+
+
 def test_results_are_filled_in_from_records() -> None:
     """A key that a record does not have is an error of the build, and no empty cell."""
     record = {"a": {"b": [1.5, {"x": 2, "y": []}]}, "count": 12345, "good": True}
