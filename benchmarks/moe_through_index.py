@@ -37,7 +37,7 @@ from octavo_registry.contract import (
     BoundWgrad,
     hookimpl,
 )
-from octavo_torch_native.backend import NativeBackend
+from octavo_torch_native.backend import GATHERED_BESIDE, NativeBackend
 from octavo_torch_native.plugin import CARD
 
 KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "mxfp8", "nvfp4")
@@ -87,7 +87,7 @@ def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
     passes = 2 if form == "keep_all" else 3
     if kind == "bf16":
         # of x in backward, where fc1's weights are not too wide to be multiplied by gathered rows
-        gathered = 2 * shape.hidden_features <= 2560
+        gathered = 2 * shape.hidden_features <= GATHERED_BESIDE
         passes = (2 if gathered else 1) if form == "keep_all" else 3 if gathered else 2
     return {"moved": passes * (tokens + rows) / 1e6, "read": passes * (rows - tokens) / 1e6}
 

@@ -58,7 +58,7 @@ ABI_LEVEL = 2
 
 _ROUTED_GROUPS = 1024
 _SMS_OF_AN_H100 = 132
-_GATHERED_BESIDE = 2560
+GATHERED_BESIDE = 2560
 """Columns of a weight gradient's other operand up to which gathered rows are faster than permuted ones, measured on an
 H200 (decision 69)."""
 
@@ -206,7 +206,7 @@ def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ..
     if request.op != "wgrad":
         return operands
     others = {"x": request.n, "dy": request.k}
-    return tuple(operand for operand in operands if (others[operand] or 0) <= _GATHERED_BESIDE)
+    return tuple(operand for operand in operands if (others[operand] or 0) <= GATHERED_BESIDE)
 
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:

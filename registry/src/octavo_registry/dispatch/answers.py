@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from octavo import OctavoError
+from octavo.quantizer import Operand
+from octavo.recipe_base import READERS
 from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.operations import OPERATIONS
@@ -18,8 +20,7 @@ from octavo_registry.level4 import adapter
 from octavo_registry.level4 import bound as level4
 
 _DATA = ("note", "workspace_bytes")
-_ROWS = {"fprop": ("x",), "dgrad": ("dy",), "wgrad": ("x", "dy")}
-"""Ragged operands of each GEMM."""
+_RAGGED: tuple[Operand, ...] = ("x", "dy")
 
 
 def ask_bound(backend: Backend, request: Request) -> Bound[Any]:
@@ -60,8 +61,9 @@ def _needed(part: str, value: object, op: str) -> str:
     if part == "run":
         return "" if callable(value) else "a function"
     if part == "takes_tokens":
-        known = isinstance(value, tuple) and all(operand in _ROWS[op] for operand in value)
-        return "" if known else f"a tuple of operands in {_ROWS[op]}, or ()"
+        rows = tuple(operand for operand in _RAGGED if op in READERS[operand])
+        known = isinstance(value, tuple) and all(operand in rows for operand in value)
+        return "" if known else f"a tuple of operands in {rows}, or ()"
     return "" if part in _DATA or value is None or callable(value) else "a function or None"
 
 

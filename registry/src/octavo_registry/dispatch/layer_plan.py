@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from octavo import Recipe
+from octavo.quantizer import Operand
+from octavo.recipe_base import Gemm
 from octavo_registry.contract.backend import AnyBoundGemm
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import AnyBoundDgrad, AnyBoundFprop, AnyBoundWgrad
@@ -62,6 +64,11 @@ class LayerPlan:
     def gemms(self) -> tuple[tuple[str, GemmPlan | None], ...]:
         """The GEMMs by name."""
         return (("fprop", self.fprop), ("dgrad", self.dgrad), ("wgrad", self.wgrad))
+
+    def reads_tokens(self, gemm: Gemm, operand: Operand) -> bool:
+        """True where this GEMM takes `TokenRows` for the operand, which it reads in high precision."""
+        plan = dict(self.gemms)[gemm]
+        return plan is not None and operand in plan.bound.takes_tokens and not self.recipe.quantizes(gemm)
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -271,27 +271,23 @@ class Layer:
 
     def gathers(self, operand: Operand, *gemms: Gemm) -> bool:
         """Whether these GEMMs read the operand's rows where the tokens stand; those that nobody needs read nothing."""
-        plans: dict[Gemm, GemmPlan | None] = {
+        needed = self._needed
+        return all(gemm not in needed or self.plan.reads_tokens(gemm, operand) for gemm in gemms)
+
+    @property
+    def _needed(self) -> dict[Gemm, GemmPlan]:
+        """The GEMMs that this layer runs."""
+        gemms: dict[Gemm, GemmPlan | None] = {
             "fprop": self.plan.fprop,
             "dgrad": self.plan.dgrad if self.need_dx else None,
             "wgrad": self.plan.wgrad if self.need_dw else None,
         }
-        chosen = [(gemm, plans[gemm]) for gemm in gemms]
-        return all(
-            plan is None or (operand in plan.bound.takes_tokens and not self.recipe.quantizes(gemm))
-            for gemm, plan in chosen
-        )
+        return {gemm: plan for gemm, plan in gemms.items() if plan is not None}
 
     def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         if self.w_order == "kn":
             return None  # they take contiguous weights [G, N, K]
-        fprop, dgrad, wgrad = self.plan.fprop, self.plan.dgrad, self.plan.wgrad
-        gemms: dict[Gemm, GemmPlan | None] = {
-            "fprop": fprop,
-            "dgrad": dgrad if self.need_dx else None,
-            "wgrad": wgrad if self.need_dw else None,
-        }
-        needed = {gemm: plan for gemm, plan in gemms.items() if plan is not None}
+        fprop, needed = self.plan.fprop, self._needed
         quantizers = self.quantizers.values()
         if {plan.backend for plan in (*needed.values(), *quantizers)} != {fprop.backend}:
             return None

@@ -132,7 +132,8 @@ def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForw
         for name, value in (*result.places._asdict().items(), ("sizes", result.sizes)):
             shelf.put(name, value)
         if fc1.need_dw:
-            shelf.put("x", result.tokens if call.moe.keeps_tokens else result.x, own=not call.moe.keeps_tokens)
+            gathers = call.moe.wgrad_gathers
+            shelf.put("x", result.tokens if gathers else result.x, own=not gathers)
         if fc2.need_dw and fc2.quantized_wgrad:
             shelf.put("a", result.a, own=True)
     else:
@@ -246,11 +247,11 @@ class _KeptOperands:
         return first_layer(again, self._seeds[0], rows, tokens if w1 is None else w1, self._get("bias1")).h
 
     def x(self) -> Rows:
+        if self._call.moe.wgrad_gathers:
+            return TokenRows(self._tensor("x"), *self.places)
         if self._call.form == "keep_all":
-            return TokenRows(self._tensor("x"), *self.places) if self._call.moe.keeps_tokens else self._kept("x")
+            return self._kept("x")
         again, tokens = self._backward_call(), self._tensor("x")
-        if again.plan.fc1.quantize_x is None and again.plan.fc1.gathers("x", "wgrad"):
-            return TokenRows(tokens, *self.places)
         if again.plan.fc1.takes_tokens("x"):
             return quantize_tokens(again.fc1, "x", tokens, self.places, self._seeds[0])
         quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)

@@ -61,11 +61,7 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
     aside = Aside.of(call, w2, seeds[1])
     h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, aside)
     _record(call.fc1, call.moe.recorded[0], rows, matrices1)
-    kept_x: Matrix | None = None
-    if keeps_all and not call.moe.keeps_tokens:
-        read = rows_read if call.plan.fc1.quantized_wgrad else rows
-        kept_x = None if isinstance(read, TokenRows) else read  # tokens where no wgrad reads them
-        del read
+    kept_x = _kept_x(call, rows, rows_read) if keeps_all else None
     # gone before fc2's operands are made
     del rows, rows_read
     call.fc1.x_codes = None
@@ -135,6 +131,13 @@ def weights_as_rows(call: MoeCall, weights: Tensor, places: Places) -> Tensor:
     order, position, routed = places
     values = weights.float().reshape(-1, 1)
     return call.moves.weights.permute_rows(values, order, position.view(-1, 1), routed.view(-1, 1), None).view(-1)
+
+
+def _kept_x(call: MoeCall, values: RowValues, read: Rows) -> Matrix | None:
+    """x by row as fc1's wgrad reads it, of its values and of what forward's product has read; None where no wgrad reads
+    rows."""
+    rows = read if call.plan.fc1.quantized_wgrad else values
+    return None if call.moe.wgrad_gathers or isinstance(rows, TokenRows) else rows
 
 
 def _record(call: Call, operands: Sequence[Operand], x: Rows, w: Matrix) -> None:

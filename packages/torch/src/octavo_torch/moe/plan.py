@@ -22,7 +22,7 @@ class MoePlan:
     hidden     what quantizes fc1's result, where it is kept as codes
     x_of_tokens, dy_of_tokens   forward quantizes x, and backward dy, where the tokens stand: no GEMM reads their rows
     x_gathered, dy_gathered     forward's GEMM reads x, and backward's dy, where the tokens stand: nothing is quantized
-    keeps_tokens   x by row is not kept where the form keeps everything, for fc1's wgrad reads it where the tokens stand
+    wgrad_gathers  fc1's wgrad reads x where the tokens stand: no rows of it are kept, or made again
     recorded   of each layer the operands whose amax forward records although it does not quantize them
     prepare    makes of group sizes what everything here takes in their place; None: sizes as they are
     """
@@ -33,9 +33,9 @@ class MoePlan:
         "dy_of_tokens",
         "forward",
         "hidden",
-        "keeps_tokens",
         "prepare",
         "recorded",
+        "wgrad_gathers",
         "x_gathered",
         "x_of_tokens",
     )
@@ -46,9 +46,9 @@ class MoePlan:
         self.backward = _narrowed(full, {"x": (False, not keep_rows), "w": (False, not keep_weights)})
         self.hidden = hidden
         fc1, fc2 = self.forward.fc1, self.forward.fc2
-        reads_x = keep_rows and fc1.need_dw and not fc1.quantized_wgrad
-        self.keeps_tokens = reads_x and fc1.gathers("x", "wgrad")
-        keeps_x = reads_x and not self.keeps_tokens
+        again = self.backward.fc1
+        self.wgrad_gathers = again.need_dw and again.quantize_x is None and again.gathers("x", "wgrad")
+        keeps_x = keep_rows and fc1.need_dw and not fc1.quantized_wgrad and not self.wgrad_gathers
         self.x_of_tokens = fc1.takes_tokens("x") and fc1.quantized_fprop and not keeps_x
         self.dy_of_tokens = fc2.takes_tokens("dy")
         pairs = (full.fc1, self.forward.fc1), (full.fc2, self.forward.fc2)

@@ -71,7 +71,7 @@ def _of_tokens(plans: Mapping[str, LayerPlan]) -> Iterator[str]:
         ("fc2", dy, "dy", GEMMS[1:]),
     )
     for layer, plan, operand, together in products:
-        if all(_reads_tokens(plan, gemm, operand) for gemm in together):
+        if all(plan.reads_tokens(gemm, operand) for gemm in together):
             yield from (f"{layer} {gemm}" for gemm in together)
     for name, quantizer, recipe, gemms in (
         ("fc1 quantize x", x.quantize_x, x.recipe, GEMMS[:1]),
@@ -80,11 +80,6 @@ def _of_tokens(plans: Mapping[str, LayerPlan]) -> Iterator[str]:
         offers = quantizer is not None and quantizer.bound.of_tokens is not None
         if offers and all(recipe.quantizes(gemm) for gemm in gemms):
             yield name
-
-
-def _reads_tokens(plan: LayerPlan, gemm: Gemm, operand: Operand) -> bool:
-    chosen = {"fprop": plan.fprop, "dgrad": plan.dgrad, "wgrad": plan.wgrad}[gemm]
-    return chosen is not None and operand in chosen.bound.takes_tokens and not plan.recipe.quantizes(gemm)
 
 
 def _layer(name: str, plan: LayerPlan) -> Iterator[Part]:
