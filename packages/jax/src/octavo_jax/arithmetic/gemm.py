@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
+from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.rows import RaggedRows
 from octavo_jax.arrays.varying import varying_axes, varying_over
 
@@ -28,19 +29,20 @@ def _f32(x: Array) -> Array:
 def rows_times_matrices(a: Array, matrices: Array, group_sizes: Array, contract: int) -> Array:
     """fp32 [M, C]: row r of group g times matrices[g], contracted with the matrices' axis `contract`; zero tail.
 
-    a [M, K] of matrices [G, N, K] with contract=2, or of matrices [G, K, N] with contract=1.
+    a [M, K] of matrices [G, N, K] with contract=2, or of matrices [G, K, N] with contract=1: the same bits.
     """
     m = a.shape[0]
     groups = matrices.shape[0]
     rows = RaggedRows(group_sizes, m)
     size = panel_size(m, groups)
-    weights = _f32(matrices)
+    # XLA:CPU sums in an order that depends on which axis of the weight is contracted: [G, K, N] behind a barrier, past
+    # which no transpose is folded into the product, is one order for both.
+    (weights,) = barrier(_f32(matrices if contract == 1 else jnp.swapaxes(matrices, 1, 2)))
 
     def step(carry: None, panel: tuple[Array, Array]) -> tuple[None, Array]:
         values, group = panel
         weight = lax.dynamic_index_in_dim(weights, group, keepdims=False)
-        dimensions = (((1,), (contract - 1,)), ((), ()))
-        return carry, lax.dot_general(values, weight, dimensions, precision=_PRECISION)
+        return carry, lax.dot_general(values, weight, (((1,), (0,)), ((), ())), precision=_PRECISION)
 
     _, out = lax.scan(step, None, (rows.panels(_f32(a), size), rows.block_position(size).group))
     return rows.unpanel(out, size)
