@@ -88,13 +88,16 @@ struct Prologue {
   int64_t dy_stride = 0;
   const float* probs = nullptr;  // [M] or null
   float* dprobs = nullptr;       // [M] or null, written: sums of dy act(x) (* up) along rows, in a fixed order
-  const void* gamma = nullptr;   // [C], dtype of the input
-  const void* beta = nullptr;    // [C] or null
+  // Of activation_grad, [M, F] of the input's dtype or null, written: what a call with `activation` would quantize.
+  void* forward = nullptr;
+  const void* gamma = nullptr;  // [C], dtype of the input
+  const void* beta = nullptr;   // [C] or null
   float epsilon = 0.0f;
   float* mean = nullptr;  // [M], written (LayerNorm)
   float* rstd = nullptr;  // [M], written
 };
 
+// An activation or its gradient is also served without any plane, where `activated` is given.
 struct Plane {
   void* codes = nullptr;  // null: the plane is not requested; Layout::values: bf16 values, and `scales` null
   void* scales = nullptr;

@@ -160,6 +160,12 @@ Error check_outputs(const QuantizeArgs& args) {
   if (args.prologue.dprobs != nullptr && args.prologue.kind != PrologueKind::activation_grad) {
     return invalid("dprobs was given and the prologue is not activation_grad, which alone makes it; leave it null");
   }
+  if (args.prologue.forward != nullptr && args.prologue.kind != PrologueKind::activation_grad) {
+    return invalid("forward was given and the prologue is not activation_grad, which alone makes it; leave it null");
+  }
+  if (!aligned(args.prologue.forward, dtype_bytes(args.input.dtype))) {
+    return invalid("forward is not aligned to its elements; it has the dtype of the input");
+  }
   if (!aligned(args.prologue.dprobs, 4)) return invalid("dprobs is not aligned to 4 bytes; it is fp32 [rows]");
   if (!aligned(args.amax, 4)) return invalid("amax is not aligned to 4 bytes; it is fp32 [groups]");
   if (!aligned(args.dbias, 4)) return invalid("dbias is not aligned to 4 bytes; it is fp32 [groups, cols]");
@@ -209,8 +215,13 @@ Error check_quantize(const QuantizeArgs& args) {
   const int64_t elements = args.input.rows * output_cols(args);
   if (const Error error = check_output_plane(args, args.rowwise, elements)) return error;
   if (const Error error = check_output_plane(args, args.columnwise, elements)) return error;
-  if (elements > 0 && args.rowwise.codes == nullptr && args.columnwise.codes == nullptr) {
-    return invalid("no plane is requested; give codes and scales of the rowwise plane, the columnwise one, or both");
+  const bool of_activation =
+      args.prologue.kind == PrologueKind::activation || args.prologue.kind == PrologueKind::activation_grad;
+  const bool values_alone = of_activation && args.activated != nullptr;
+  if (elements > 0 && args.rowwise.codes == nullptr && args.columnwise.codes == nullptr && !values_alone) {
+    return invalid(
+        "no plane is requested; give codes and scales of the rowwise plane, the columnwise one, or both, or activated "
+        "of an activation or its gradient");
   }
   if (args.spec.hadamard && args.input.matrix_rows > 0 && args.columnwise.codes != nullptr) {
     return invalid(HADAMARD_STACKED);

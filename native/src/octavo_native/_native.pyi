@@ -139,8 +139,9 @@ class PrologueArgs:
     What is applied to the input before it is quantized: a kind of PROLOGUES.
 
     activation, activation_grad: an activation of ACTIVATIONS; dy of the gradient, rows dy_stride
-    elements apart; probs [rows] and, written, dprobs [rows]. norm: one of NORMS with gamma, beta
-    and epsilon; mean and rstd [rows] are written.
+    elements apart; probs [rows] and, written by the gradient, dprobs [rows] and forward [rows, F],
+    the activation's values. norm: one of NORMS with gamma, beta and epsilon; mean and rstd [rows]
+    are written.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class PrologueArgs:
         dy_stride: int = 0,
         probs: int = 0,
         dprobs: int = 0,
+        forward: int = 0,
         gamma: int = 0,
         beta: int = 0,
         epsilon: float = 0.0,

@@ -65,6 +65,7 @@ EDGE_SIZES = (0, 1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 300)
 """Numbers of rows around the edges of blocks and panels."""
 
 ACTIVATIONS = tuple(native.ACTIVATIONS)
+GATED = tuple(native.ACTIVATIONS[name] for name in native.GATED)
 
 
 def bounded(sizes: tuple[int, ...], rows: int) -> list[int]:
@@ -239,6 +240,7 @@ def quantize(
         "activated": element * rows * cols,
         "dbias": 4 * groups * cols,
         "dprobs": 4 * rows,
+        "forward": element * rows * (cols // 2 if extras.prologue.get("activation") in GATED else cols),
         "mean": 4 * rows,
         "rstd": 4 * rows,
     }

@@ -24,7 +24,7 @@ _INPUT = (
 )
 _PLANE = ("codes", "scales", "global", "layout")
 _PROLOGUE = (
-    "activation", "norm", "dy", "dy_stride", "probs", "dprobs", "gamma", "beta", "epsilon", "mean", "rstd",
+    "activation", "norm", "dy", "dy_stride", "probs", "dprobs", "forward", "gamma", "beta", "epsilon", "mean", "rstd",
 )  # fmt: skip
 
 

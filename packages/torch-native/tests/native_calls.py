@@ -37,6 +37,7 @@ class Quantized:
     amax: Tensor | None = None
     dequantized: Tensor | None = None
     activated: Tensor | None = None
+    forward: Tensor | None = None
     dbias: Tensor | None = None
     dprobs: Tensor | None = None
     mean: Tensor | None = None

@@ -33,7 +33,8 @@ void make_plane(Plane* self, Address codes, Address scales, Address global, int 
 }
 
 void make_prologue(Prologue* self, int kind, int activation, int norm, Address dy, int64_t dy_stride, Address probs,
-                   Address dprobs, Address gamma, Address beta, float epsilon, Address mean, Address rstd) {
+                   Address dprobs, Address forward, Address gamma, Address beta, float epsilon, Address mean,
+                   Address rstd) {
   Prologue prologue;
   prologue.kind = enum_of(kind, PrologueKind::norm, "kind");
   prologue.activation = enum_of(activation, Activation::clamped_swiglu, "activation");
@@ -42,6 +43,7 @@ void make_prologue(Prologue* self, int kind, int activation, int norm, Address d
   prologue.dy_stride = dy_stride;
   prologue.probs = pointer<const float>(probs);
   prologue.dprobs = pointer<float>(dprobs);
+  prologue.forward = pointer<void>(forward);
   prologue.gamma = pointer<const void>(gamma);
   prologue.beta = pointer<const void>(beta);
   prologue.epsilon = epsilon;
@@ -72,14 +74,16 @@ void bind_quantize_arguments(nb::module_& m) {
       "The arrays of one plane, in a layout of LAYOUTS. global_: nvfp4's second-level factors [groups].\n\n"
       "values: bfloat16 of codes times block scales in the place of codes, and scales 0; of mxfp8, nvfp4.")
       .def("__init__", &make_plane, "codes"_a, "scales"_a, "global_"_a = 0, "layout"_a = 0);
-  nb::class_<Prologue>(m, "PrologueArgs", nb::is_final(),
-                       "What is applied to the input before it is quantized: a kind of PROLOGUES.\n\n"
-                       "activation, activation_grad: an activation of ACTIVATIONS; dy of the gradient, rows dy_stride\n"
-                       "elements apart; probs [rows] and, written, dprobs [rows]. norm: one of NORMS with gamma, beta\n"
-                       "and epsilon; mean and rstd [rows] are written.")
+  nb::class_<Prologue>(
+      m, "PrologueArgs", nb::is_final(),
+      "What is applied to the input before it is quantized: a kind of PROLOGUES.\n\n"
+      "activation, activation_grad: an activation of ACTIVATIONS; dy of the gradient, rows dy_stride\n"
+      "elements apart; probs [rows] and, written by the gradient, dprobs [rows] and forward [rows, F],\n"
+      "the activation's values. norm: one of NORMS with gamma, beta and epsilon; mean and rstd [rows]\n"
+      "are written.")
       .def("__init__", &make_prologue, nb::kw_only(), "kind"_a, "activation"_a = 0, "norm"_a = 0, "dy"_a = 0,
-           "dy_stride"_a = 0, "probs"_a = 0, "dprobs"_a = 0, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f,
-           "mean"_a = 0, "rstd"_a = 0);
+           "dy_stride"_a = 0, "probs"_a = 0, "dprobs"_a = 0, "forward"_a = 0, "gamma"_a = 0, "beta"_a = 0,
+           "epsilon"_a = 0.0f, "mean"_a = 0, "rstd"_a = 0);
 }
 
 }  // namespace octavo::bindings

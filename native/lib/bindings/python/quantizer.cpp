@@ -63,6 +63,8 @@ class Quantizer {
     args.dequantized = placeholder<void>(dequantized);
     args.dbias = placeholder<float>(dbias);
     args.prologue.dprobs = placeholder<float>(dprobs);
+    // alone, without planes, an activation has values
+    args.activated = placeholder<void>(!rowwise && !columnwise);
     args.input.index = {placeholder<const int64_t>(count > 0), 1, count};
     raise_if(check_quantize(args));
     return cuda ? quantize_workspace_cuda(args) : quantize_workspace_cpu(args);

@@ -26,7 +26,8 @@ template <typename Use>
 void each_array(QuantizeArgs& args, Use&& use) {
   Prologue& prologue = args.prologue;
   use(args.input.data), use(args.input.plan), use(args.input.index.of_rows), use(args.input.mxfp4_scales);
-  use(prologue.dy), use(prologue.probs), use(prologue.dprobs), use(prologue.gamma), use(prologue.beta);
+  use(prologue.dy), use(prologue.probs), use(prologue.dprobs), use(prologue.forward), use(prologue.gamma),
+      use(prologue.beta);
   use(prologue.mean), use(prologue.rstd);
   each_array(args.rowwise, use), each_array(args.columnwise, use);
   use(args.encode_scales), use(args.amax), use(args.dequantized), use(args.activated), use(args.dbias);

@@ -97,6 +97,8 @@ size_t lay_out_workspace(Job& job, void* base);
 void begin_panel(const Job& job, const Panel& panel, Scratch& scratch);
 // prologue.dprobs of the rows of a panel.
 void probability_gradients(const Job& job, const Panel& panel, Scratch& scratch);
+// prologue.forward of the rows of a panel.
+void forward_values(const Job& job, const Panel& panel, Scratch& scratch);
 // The prologue's values of one row of a tile, in fp32 and not yet rounded; `row` counts from the operand's first.
 void prologue_row(const Job& job, const Tile& tile, int64_t row, float* out, Scratch& scratch);
 

@@ -15,20 +15,22 @@ void load_row(const Job& job, const void* data, int64_t element, int64_t n, floa
   job.loops.load(static_cast<int>(dtype), static_cast<const uint8_t*>(data) + element * dtype_bytes(dtype), to, n);
 }
 
-void activation_row(const Job& job, const Tile& tile, int64_t row, float* out, Scratch& scratch) {
+// Columns [col, col + n) of act(x), of F.
+void activation_run(const Job& job, int64_t row, int64_t col, int64_t n, int64_t features, float* out,
+                    Scratch& scratch) {
   const Prologue& prologue = job.args.prologue;
   const Input& input = job.args.input;
   const Activation activation = prologue.activation;
-  const int64_t start = row * input.row_stride + tile.col;
-  load_row(job, input.data, start, tile.cols, scratch.gate);
+  const int64_t start = row * input.row_stride + col;
+  load_row(job, input.data, start, n, scratch.gate);
   if (is_gated(activation)) {
-    load_row(job, input.data, start + job.cols, tile.cols, scratch.up);
-    for (int64_t i = 0; i < tile.cols; ++i) out[i] = gated_forward(activation, scratch.gate[i], scratch.up[i]);
+    load_row(job, input.data, start + features, n, scratch.up);
+    for (int64_t i = 0; i < n; ++i) out[i] = gated_forward(activation, scratch.gate[i], scratch.up[i]);
   } else {
-    for (int64_t i = 0; i < tile.cols; ++i) out[i] = act_forward(activation, scratch.gate[i]);
+    for (int64_t i = 0; i < n; ++i) out[i] = act_forward(activation, scratch.gate[i]);
   }
   if (prologue.probs == nullptr) return;
-  for (int64_t i = 0; i < tile.cols; ++i) out[i] *= prologue.probs[row];
+  for (int64_t i = 0; i < n; ++i) out[i] *= prologue.probs[row];
 }
 
 // Sum over a row of dy times what the activation gives before it is multiplied by the row's probability, in column
@@ -142,9 +144,23 @@ void probability_gradients(const Job& job, const Panel& panel, Scratch& scratch)
   }
 }
 
+void forward_values(const Job& job, const Panel& panel, Scratch& scratch) {
+  const Prologue& prologue = job.args.prologue;
+  const int64_t features = is_gated(prologue.activation) ? job.cols / 2 : job.cols;
+  const int64_t element = dtype_bytes(job.args.input.dtype);
+  for (int64_t row = panel.row0; row < panel.row0 + panel.rows; ++row) {
+    for (int64_t col = 0; col < features; col += 1024) {
+      const int64_t n = std::min<int64_t>(features - col, 1024);
+      activation_run(job, row, col, n, features, scratch.spread, scratch);
+      auto* const to = static_cast<uint8_t*>(prologue.forward) + (row * features + col) * element;
+      job.loops.store(static_cast<int>(job.args.input.dtype), scratch.spread, to, n);
+    }
+  }
+}
+
 void prologue_row(const Job& job, const Tile& tile, int64_t row, float* out, Scratch& scratch) {
   switch (job.args.prologue.kind) {
-    case PrologueKind::activation: return activation_row(job, tile, row, out, scratch);
+    case PrologueKind::activation: return activation_run(job, row, tile.col, tile.cols, job.cols, out, scratch);
     case PrologueKind::activation_grad: return gradient_row(job, tile, row, out, scratch);
     case PrologueKind::norm: return norm_row(job, tile, row, out, scratch);
     case PrologueKind::none: return;

@@ -85,6 +85,7 @@ void quantize_panel(const Job& job, int64_t index, Scratch& scratch) {
   begin_panel(job, panel, scratch);
   store_statistics(job, panel, scratch);
   if (job.args.prologue.dprobs != nullptr) probability_gradients(job, panel, scratch);
+  if (job.args.prologue.forward != nullptr) forward_values(job, panel, scratch);
   if (job.row_wanted && job.spec().scaling == Scaling::row) row_scales(job, index, scratch);
   const bool wide = !job.column_wanted && !job.spec().square && job.args.dbias == nullptr;
   int32_t amax = 0;

@@ -1,6 +1,7 @@
 #include "call.h"
 
 #include "amax_scales.h"
+#include "cuda/activations/swiglu_values.h"
 #include "cuda/device/launch.h"
 #include "cuda/quantize/launches.h"
 #include "cuda/reductions/array_amax.cuh"
@@ -38,6 +39,13 @@ class Call {
               sum_panels(at<float>(space_.partial_sums), args_.dbias, args_.input.rows, cols_, args_.input.groups,
                          args_.input.matrix_rows, args_.input.plan, args_.unchanged, stream_))
         return error;
+    }
+    if (args_.prologue.forward && !route_.values) {
+      switch (args_.input.dtype) {
+        case DType::bf16: forward_values<BF16>(); break;
+        case DType::f16: forward_values<F16>(); break;
+        case DType::f32: forward_values<F32>(); break;
+      }
     }
     if (args_.prologue.dprobs) {
       if (Error error = probabilities()) return error;
@@ -97,15 +105,20 @@ class Call {
       case PrologueKind::activation:
         if constexpr (std::is_same_v<T, BF16>) {
           const Swiglu<T> source{plain<T>(), prologue.probs, cols_, clamped};
+          if (route_.values) return values(source);
           if (route_.fused && is_swiglu(prologue.activation)) return quantize(source);
           if (route_.measured) return measure(source);
         }
         return prepare(Activated<T>{plain<T>(), prologue.probs, cols_, prologue.activation});
       case PrologueKind::activation_grad:
         if constexpr (std::is_same_v<T, BF16>) {
+          const Plain<T> dy{static_cast<const char*>(prologue.dy), prologue.dy_stride};
+          SwigluGrad<T> source{plain<T>(), dy, prologue.probs, cols_ / 2, clamped, nullptr, args_.input.rows};
+          if (route_.values) {
+            if (route_.sums_products()) source.products = products();
+            return values(source);
+          }
           if (route_.sums_products()) {
-            const Plain<T> dy{static_cast<const char*>(prologue.dy), prologue.dy_stride};
-            const SwigluGrad<T> source{plain<T>(), dy, prologue.probs, cols_ / 2, clamped, nullptr, args_.input.rows};
             if (route_.measured) return measure(source);
             if (route_.joined) return encode(JoinedSwigluGrad<T>{source});
             return quantize(source);
@@ -122,6 +135,30 @@ class Call {
     }
   }
 
+  // Nobody reads codes.
+  template <class S>
+  void values(const S& source) const {
+    const Input& input = args_.input;
+    // the first word of a plan is the number of rows in use
+    swiglu_values(source,
+                  {args_.activated, args_.prologue.forward, input.rows, input.matrix_rows ? nullptr : input.plan,
+                   args_.unchanged},
+                  stream_);
+  }
+
+  // The activation's own values, beside its gradient.
+  template <class T>
+  void forward_values() const {
+    if (!panels_) return;
+    const Prologue& prologue = args_.prologue;
+    const int64_t features = is_gated(prologue.activation) ? cols_ / 2 : cols_;
+    TileArgs<Activated<T>> tile = common(Activated<T>{plain<T>(), prologue.probs, features, prologue.activation});
+    without_groups(tile);
+    tile.cols = features;
+    tile.activated = prologue.forward;
+    launch_materialize(tile, route_.wide && features % 8 == 0, stream_);
+  }
+
   // A source with a prologue: fused into the tiles, or materialized first.
   template <class S>
   void prepare(const S& source) {
@@ -135,7 +172,8 @@ class Call {
     void* to = materialized();
     tile.activated = to;
     launch_materialize(tile, route_.wide, stream_);
-    quantize(Plain<T>{static_cast<const char*>(to), cols_});
+    const bool more = args_.rowwise.codes || args_.columnwise.codes || args_.amax || args_.dbias;
+    if (more) quantize(Plain<T>{static_cast<const char*>(to), cols_});
   }
 
   // Materializes the source in the amax pass.
@@ -281,16 +319,18 @@ class Call {
     const Amax what = route_.kind == Kind::rows ? Amax::rows_and_columns
                       : route_.hadamard_amax    ? Amax::hadamard
                                                 : Amax::group;
-    const AmaxArgs<S> amax{source,
-                           {groups_, 0, 0, 0, 0, 0, {}, {}, most_ctas()},
-                           panels_,
-                           cols_,
-                           route_.group_amax ? at<uint32_t>(space_.group) : nullptr,
-                           at<uint32_t>(space_.hadamard),
-                           route_.rows_amax ? at<uint32_t>(space_.rows) : nullptr,
-                           route_.columns_amax ? at<uint32_t>(space_.columns) : nullptr,
-                           to,
-                           args_.unchanged};
+    AmaxArgs<S> amax{};
+    amax.source = source;
+    amax.tiles.groups = groups_;
+    amax.tiles.most_ctas = most_ctas();
+    amax.panels = panels_;
+    amax.cols = cols_;
+    amax.group = route_.group_amax ? at<uint32_t>(space_.group) : nullptr;
+    amax.hadamard = at<uint32_t>(space_.hadamard);
+    amax.rows = route_.rows_amax ? at<uint32_t>(space_.rows) : nullptr;
+    amax.columns = route_.columns_amax ? at<uint32_t>(space_.columns) : nullptr;
+    amax.activated = to;
+    amax.unchanged = args_.unchanged;
     launch_amax(amax, what, route_.wide, stream_);
   }
 

@@ -24,7 +24,7 @@ bool is_wide(const QuantizeArgs& args, int64_t cols) {
   return cols % (halves ? 16 : 8) == 0 && args.input.row_stride % width == 0 && prologue.dy_stride % width == 0 &&
          aligned(args.input.data, 16) && aligned(prologue.dy, 16) && aligned(prologue.gamma, 16) &&
          aligned(prologue.beta, 16) && aligned(args.rowwise.codes, 8) && aligned(args.dequantized, 16) &&
-         aligned(args.activated, 16);
+         aligned(args.activated, 16) && aligned(prologue.forward, 16);
 }
 
 }  // namespace
@@ -48,6 +48,7 @@ Route route_of(const QuantizeArgs& args) {
   route.fused = direct && route.kind != Kind::rows;
   route.measured = swiglu && route.kind == Kind::rows && (rows || columns);
   route.materialize = !plain && !route.fused;
+  route.values = swiglu && !rows && !columns && args.activated && !args.amax && !args.dbias;
   const bool in_halves = !unit || output_cols(args) / 2 % unit == 0;
   route.halves = swiglu && gradient && (route.fused || route.measured) && in_halves;
   route.joined = swiglu && gradient && route.kind == Kind::block && !in_halves;
@@ -58,7 +59,8 @@ Route route_of(const QuantizeArgs& args) {
   const bool second_level = route.kind == Kind::nvfp4;
   route.hadamard_amax = second_level && spec.hadamard && columns;
   const bool levels_of_values = second_level && (rows || !spec.hadamard || spec.square);
-  route.group_amax = spec.scaling == Scaling::current || levels_of_values || (second_level && args.amax);
+  route.group_amax =
+      !route.values && (spec.scaling == Scaling::current || levels_of_values || (second_level && args.amax));
   route.array_amax = args.input.index.of_rows && route.group_amax && !route.hadamard_amax;
   route.may_turn = may_take_turns(args);
   route.turns = route.may_turn && route.wide && takes_turns(args);

@@ -11,6 +11,7 @@ namespace octavo::cuda {
 struct Route {
   Kind kind;
   bool wide, fused, materialize, measured;
+  bool values;     // SwiGLU or its gradient, of which nobody reads codes
   bool halves;     // SwigluGrad serves it
   bool joined;     // JoinedSwigluGrad
   bool row_alone;  // row scaling of rowwise data only, without a column pass

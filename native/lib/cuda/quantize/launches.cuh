@@ -23,18 +23,32 @@ inline uint32_t multiprocessors() {
   return static_cast<uint32_t>(count);
 }
 
+// Of the array's rows that an index names, as wide as one tile; 0 without an index.
+template <class Source>
+int64_t slab_bytes(const Source& source, const TileShape& shape) {
+  if constexpr (is_plain<Source>) {
+    if (source.rows_at.of_rows) return source.rows_at.count * shape.cols() * Pack<typename Source::Type>::bytes;
+  }
+  return 0;
+}
+
+// Narrower than `widest` where a slab is too large otherwise.
+template <class Source>
+TileShape shape_within_slab(const Source& source, const TileShape& widest) {
+  for (TileShape shape = widest; shape.lane_bits >= SQUARE.lane_bits; --shape.lane_bits)
+    if (slab_bytes(source, shape) <= MOST_SLAB_BYTES) return shape;
+  return widest;
+}
+
 // Tiles across a slab. Rows that an index repeats are read once per choice, far apart, so a slab of the array that they
 // stand in has to stay in the L2 cache until the last of them. All columns where there is no index, or where even one
 // tile across is too much.
-template <int LANES, class Source>
-uint32_t slab_width(const Source& source, uint32_t col_blocks) {
-  if constexpr (is_plain<Source>) {
-    if (!source.rows_at.of_rows) return col_blocks;
-    constexpr int64_t tile_bytes = int64_t{tile_cols<LANES>()} * Pack<typename Source::Type>::bytes;
-    const int64_t narrowest = source.rows_at.count * tile_bytes;
-    for (uint32_t width = col_blocks; width > 0; --width)
-      if (col_blocks % width == 0 && width * narrowest <= (width > 1 ? SLAB_BYTES : MOST_SLAB_BYTES)) return width;
-  }
+template <class Source>
+uint32_t slab_width(const Source& source, const TileShape& shape, uint32_t col_blocks) {
+  const int64_t narrowest = slab_bytes(source, shape);
+  if (!narrowest) return col_blocks;
+  for (uint32_t width = col_blocks; width > 0; --width)
+    if (col_blocks % width == 0 && width * narrowest <= (width > 1 ? SLAB_BYTES : MOST_SLAB_BYTES)) return width;
   return col_blocks;
 }
 
@@ -43,12 +57,14 @@ uint32_t slab_width(const Source& source, uint32_t col_blocks) {
 template <int LANES, bool WIDE, class Args>
 void launch_on_tiles(void (*kernel)(Args), Args args, int ctas, cudaStream_t stream, int threads = THREADS) {
   using Source = decltype(args.source);
-  args.tiles.col_blocks =
-      static_cast<uint32_t>(ceil_div(makes_halves<Source> ? args.cols / 2 : args.cols, tile_cols<LANES>()));
-  args.tiles.down = static_cast<uint32_t>(args.panels * (PANEL_ROWS / tile_rows<LANES>()));
+  const int64_t cols = makes_halves<Source> ? args.cols / 2 : args.cols;
+  const TileShape shape = shape_within_slab(args.source, shape_for<LANES>(cols));
+  args.tiles.shape = shape;
+  args.tiles.col_blocks = static_cast<uint32_t>(ceil_div(cols, shape.cols()));
+  args.tiles.down = static_cast<uint32_t>(args.panels << shape.part_bits());
   const uint32_t count = args.tiles.down * args.tiles.col_blocks;
   if (!count) return;  // x has no rows, and a grid may not be empty
-  args.tiles.width = slab_width<LANES>(args.source, args.tiles.col_blocks);
+  args.tiles.width = slab_width(args.source, shape, args.tiles.col_blocks);
   args.tiles.by_width = Divisor::of(args.tiles.width);
   args.tiles.by_down = Divisor::of(args.tiles.down);
   constexpr bool persistent = is_persistent<Source, WIDE>;

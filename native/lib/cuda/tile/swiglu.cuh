@@ -139,15 +139,15 @@ __device__ __forceinline__ void store_products(const SwigluGrad<T>& source, cons
     source.products[chunk * source.rows + tile.first_row() + row] = sum;
 }
 
-// Writes one row's gradients to the slots, that of up where UP, and returns its contribution to the row's products.
-template <bool MODERATE, bool CLAMPED, bool UP, class T>
-__device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row, void* slots) {
-  const Pack<T> dy = Slots<T>::load(slots, 0, row), up = Slots<T>::load(slots, 1, row);
-  Pack<T> dgate, dup;
+// The gradients of eight gates and of their up projections, and where FORWARD what `activate` gives; returns their
+// contribution to the row's products.
+template <bool MODERATE, bool CLAMPED, bool FORWARD, class T>
+__device__ __forceinline__ float gradients(Pack<T> gate, const Pack<T>& up, const Pack<T>& dy, float prob,
+                                           Pack<T>& dgate, Pack<T>& dup, Pack<T>& forward) {
   float sum = 0.0f;
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair) {
-    float of_gate[2], of_up[2];
+    float of_gate[2], of_up[2], values[2];
     if (!MODERATE) order_barrier(gate.word[pair]);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -157,11 +157,23 @@ __device__ __forceinline__ float differentiate(Pack<T> gate, float prob, int row
       const float grad = d * prob, factor = gated_factor(name, u);
       of_gate[k] = (grad * parts.slope) * factor;
       of_up[k] = up_passes(name, u) ? grad * parts.value : 0.0f;
-      sum += (parts.value * factor) * d;
+      const float value = parts.value * factor;
+      values[k] = value * prob;
+      sum += value * d;
     }
     dgate.set(pair, of_gate[0], of_gate[1]);
     dup.set(pair, of_up[0], of_up[1]);
+    if constexpr (FORWARD) forward.set(pair, values[0], values[1]);
   }
+  return sum;
+}
+
+// Writes one row's gradients to the slots, that of up where UP, and returns its contribution to the row's products.
+template <bool MODERATE, bool CLAMPED, bool UP, class T>
+__device__ __forceinline__ float differentiate(const Pack<T>& gate, float prob, int row, void* slots) {
+  const Pack<T> dy = Slots<T>::load(slots, 0, row), up = Slots<T>::load(slots, 1, row);
+  Pack<T> dgate, dup, none;
+  const float sum = gradients<MODERATE, CLAMPED, false>(gate, up, dy, prob, dgate, dup, none);
   Slots<T>::store(slots, 0, row, dgate);
   if constexpr (UP) Slots<T>::store(slots, 1, row, dup);
   return sum;

@@ -1,7 +1,8 @@
 // A tile is what a CTA of 256 threads processes at a time: 8 x 8 values per thread, so that one thread owns eight
 // elements along either axis: half a Philox block, one store of eight codes, three quarters of a Hadamard butterfly. If
 // columnwise data are produced, a tile is one panel (128 rows of one group) by 128 columns; if only rowwise data are,
-// 16 rows of a panel by 1024 columns, which makes longer contiguous reads and writes.
+// 16 rows of a panel by 1024 columns, which makes longer contiguous reads and writes, and more rows of fewer columns
+// where an operand's columns would leave threads idle.
 //
 // Plain input is loaded straight to registers, one tile per CTA: 128 bytes per thread are in flight while other CTAs
 // compute. With a computing prologue CTAs are persistent and prefetch the next tile's input (cp.async) during the
@@ -18,18 +19,38 @@ constexpr int TILE_COLS = 128;
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
-// Threads along a row of a tile.
+// Threads along a row of a tile; of tiles for rowwise data alone the most.
 constexpr int COLUMN_LANES = 16;
 constexpr int ROW_LANES = 128;
 
+// How a tile's threads stand: 2 to the power of `lane_bits` of them along a row, at least COLUMN_LANES.
+struct TileShape {
+  uint32_t lane_bits;
+
+  OCTAVO_HD int cols() const { return 8 << lane_bits; }
+  OCTAVO_HD int rows() const { return 8 * THREADS >> lane_bits; }
+  OCTAVO_HD uint32_t part_bits() const { return lane_bits - 4; }  // tiles down a panel, as a power of two
+};
+
+constexpr TileShape SQUARE{4};
+static_assert(1 << SQUARE.lane_bits == COLUMN_LANES);
+
+// The widest whose last tile leaves an eighth of all threads without columns, or fewer; else the narrowest.
 template <int LANES>
-constexpr int tile_cols() {
-  return LANES * 8;
+TileShape shape_for(int64_t cols) {
+  if (LANES == COLUMN_LANES) return SQUARE;
+  for (TileShape shape{7}; shape.lane_bits > SQUARE.lane_bits; --shape.lane_bits) {
+    const int64_t covered = round_up(cols, int64_t{shape.cols()});
+    if (8 * (covered - cols) <= covered) return shape;
+  }
+  return SQUARE;
 }
 
+// A constant where it can be one.
 template <int LANES>
-constexpr int tile_rows() {
-  return THREADS / LANES * 8;
+__device__ __forceinline__ TileShape shape_of(const TileShape& chosen) {
+  if constexpr (LANES == COLUMN_LANES) return SQUARE;
+  return chosen;
 }
 
 // Where groups begin: the part of Input and plan that a tile needs.
@@ -43,6 +64,7 @@ struct Groups {
 // the columns first, then down.
 struct Tiles {
   Groups groups;
+  TileShape shape;
   uint32_t col_blocks;
   uint32_t down;                    // rows of tiles
   uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and the remainder; of one slab
@@ -65,15 +87,15 @@ struct Rows {
 struct Tile {
   Rows panel;
   int panel_index;
-  int first;       // first row of the tile in its panel
-  int col0;        // first column of the tile
-  uint32_t lanes;  // threads along a row: a compile-time constant wherever it is used
-  int end;         // first column past the tile's part of the operand
+  int first;  // first row of the tile in its panel
+  int col0;   // first column of the tile
+  TileShape shape;
+  int end;  // first column past the tile's part of the operand
 
   // This thread's first row in the panel, that row's number in the operand, and the thread's first column.
-  __device__ int row() const { return first + static_cast<int>(threadIdx.x / lanes) * 8; }
+  __device__ int row() const { return first + static_cast<int>(threadIdx.x >> shape.lane_bits) * 8; }
   __device__ int64_t first_row() const { return panel.row0 + row(); }
-  __device__ int col() const { return col0 + static_cast<int>(threadIdx.x % lanes) * 8; }
+  __device__ int col() const { return col0 + static_cast<int>(threadIdx.x % (1u << shape.lane_bits)) * 8; }
   // Of its eight rows, those within the group.
   __device__ int live_rows() const { return min(max(panel.rows - row(), 0), 8); }
 };
@@ -129,13 +151,13 @@ class TileWalk {
   // False if the tile holds no rows.
   template <int LANES>
   __device__ bool locate(Tile& tile) const {
-    constexpr uint32_t parts = PANEL_ROWS / tile_rows<LANES>();
+    const TileShape shape = shape_of<LANES>(tiles_.shape);
     const uint32_t down = reverse_ ? tiles_.down - 1 - down_ : down_;
     const uint32_t across = reverse_ ? tiles_.col_blocks - 1 - across_ : across_;
-    tile.first = static_cast<int>(down % parts) * tile_rows<LANES>();
-    tile.panel_index = static_cast<int>(down / parts);
-    tile.col0 = static_cast<int>(across) * tile_cols<LANES>();
-    tile.lanes = LANES;
+    tile.first = static_cast<int>(down % (1u << shape.part_bits())) * shape.rows();
+    tile.panel_index = static_cast<int>(down >> shape.part_bits());
+    tile.col0 = static_cast<int>(across) * shape.cols();
+    tile.shape = shape;
     tile.panel = panel_at(tiles_.groups, tile.panel_index);
     return tile.first < tile.panel.rows;
   }

@@ -39,8 +39,9 @@ void launch(void (*kernel)(TurnArgs<Plain<BF16>>), const QuantizeArgs& call, Tur
   const int64_t panels = args.tile.panels, cols = args.tile.cols;
   Turns& turns = args.turns;
   turns.groups = args.tile.tiles.groups;
-  turns.across = static_cast<uint32_t>(ceil_div(cols, tile_cols<LANES>()));
-  turns.a_panel = turns.across * (PANEL_ROWS / tile_rows<LANES>());
+  turns.shape = shape_for<LANES>(cols);
+  turns.across = static_cast<uint32_t>(ceil_div(cols, turns.shape.cols()));
+  turns.a_panel = turns.across << turns.shape.part_bits();
   turns.by_across = Divisor::of(turns.across);
   turns.by_panel = Divisor::of(turns.a_panel);
 

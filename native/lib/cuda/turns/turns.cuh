@@ -22,6 +22,7 @@ struct Turns {
   uint32_t* of_panels;    // [panels]
   uint32_t* of_columns;   // [G, across]
   Groups groups;
+  TileShape shape;
   uint32_t across, a_panel;  // tiles across the columns, and of a panel
   Divisor by_across, by_panel;
 };
@@ -48,10 +49,10 @@ __device__ __forceinline__ bool take_turn(const Turns& turns, Tile& tile, bool& 
   if (panel == NO_PANEL) return false;
   codes = panel % 2;
   const uint32_t down = turns.by_across.quotient(place);
-  tile.first = static_cast<int>(down) * tile_rows<LANES>();
+  tile.shape = shape_of<LANES>(turns.shape);
+  tile.first = static_cast<int>(down) * tile.shape.rows();
   tile.panel_index = static_cast<int>(panel / 2);
-  tile.col0 = static_cast<int>(place - down * turns.across) * tile_cols<LANES>();
-  tile.lanes = LANES;
+  tile.col0 = static_cast<int>(place - down * turns.across) * tile.shape.cols();
   tile.panel = panel_at(turns.groups, tile.panel_index);
   return true;
 }

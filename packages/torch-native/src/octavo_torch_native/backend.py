@@ -270,8 +270,10 @@ def _bind_fused(request: FusedRequest) -> AnyBoundFused:
     if isinstance(request, NormRequest):
         return BoundNormQuantize(NormQuantizer(*how, request.norm), prepare=index_groups)
     if request.op == "act_quantize":
-        return BoundActQuantize(ActQuantizer(*how, request.activation), prepare=index_groups)
-    return BoundDactQuantize(DactQuantizer(*how, request.activation), prepare=index_groups)
+        activation = ActQuantizer(*how, request.activation)
+        return BoundActQuantize(activation, prepare=index_groups, values=activation.values)
+    gradient = DactQuantizer(*how, request.activation)
+    return BoundDactQuantize(gradient, prepare=index_groups, values=gradient.values)
 
 
 def _bind_move(request: MoveRequest) -> AnyBoundMove:

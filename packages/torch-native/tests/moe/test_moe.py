@@ -16,6 +16,8 @@ from torch import Tensor
 import octavo_native
 from octavo import PRESETS, DelayedScaling, Recipe
 from octavo_torch import DelayedState, Exchange, MoeShape, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
+from octavo_torch_native.quantizers import operators
+from octavo_torch_native.quantizers.spec import spec_from
 
 T, C, G, K, F, N = 61, 3, 5, 144, 112, 80
 NATIVE = "torch-native"
@@ -92,6 +94,29 @@ def test_bits_of_uncommon_choices(name: str, device: str, rng: np.random.Generat
             y = moe_mlp(choices=choices, form=form, backend=NATIVE, **given, **call)
             made = [y, *torch.autograd.grad(y, leaves, dy)]
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(made, wanted, strict=True)), (tokens, form)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("biased", [True, False])
+def test_bf16_has_a_pass_each_way_and_no_codes(
+    biased: bool, device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between bf16 products nobody reads codes, so none are written; and backward's one pass over h makes its gradient
+    and the activation again, where dy stands by token until both are there."""
+    given, choices = draw(rng, device, biased=biased)
+    quantize, specs = operators.quantize, []
+
+    def watched(x: Tensor, plan: Tensor, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+        specs.append(spec_from(spec))
+        outputs: list[Tensor] = quantize(x, plan, groups, spec, *rest)
+        return outputs
+
+    monkeypatch.setattr(operators, "quantize", watched)
+    moe_mlp(choices=choices, recipe="bf16", backend=NATIVE, **given).sum().backward()
+    passes = [(spec.prologue, spec.forward) for spec in specs]
+    again = [("activation", False), ("activation_grad", False)] if biased else [("activation_grad", True)]
+    assert passes == [("activation", False), *again]
+    assert not any(spec.planes for spec in specs)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -6,14 +6,14 @@ that, whatever its last bits are. Gated activations take [M, 2 F], the gate firs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeAlias
 
 from octavo.quantizer import Operand
 from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co
 from octavo_registry.contract.bound import Bound
 
-Extra = Literal["activated", "amax", "dequantized", "dbias", "dprobs", "mean", "rstd"]
+Extra = Literal["activated", "forward", "amax", "dequantized", "dbias", "dprobs", "mean", "rstd"]
 Wanted: TypeAlias = tuple[Extra, ...] | None
 """Names of the `Extras` that the caller reads; the others may be None. None: all that the function has."""
 
@@ -24,6 +24,10 @@ class Extras(Protocol[A_co]):
     @property
     def activated(self) -> A_co | None:
         """[M, C], what was quantized, rounded to x's dtype; rows past the sum of the sizes mean nothing."""
+
+    @property
+    def forward(self) -> A_co | None:
+        """[M, F], of the gradient's `values`: act(x) times probs, the bits of the activation's `values`."""
 
     @property
     def amax(self) -> A_co | None:
@@ -108,6 +112,37 @@ class DactQuantize(Protocol[A_contra, Q_co]):
         """
 
 
+class ActValues(Protocol[A_contra]):
+    """act(x), times `probs` row by row, of which nobody reads codes."""
+
+    def __call__(
+        self,
+        x: A_contra,
+        group_sizes: GroupSizes | None = None,
+        /,
+        *,
+        probs: A_contra | None = None,
+        wanted: Wanted = None,
+    ) -> Extras[Any]:
+        """`activated` [M, F], of x and probs as "act_quantize" takes them, and with its bits."""
+
+
+class DactValues(Protocol[A_contra]):
+    """The gradient of x of "act_quantize", of which nobody reads codes."""
+
+    def __call__(
+        self,
+        dy: A_contra,
+        x: A_contra,
+        group_sizes: GroupSizes | None = None,
+        /,
+        *,
+        probs: A_contra | None = None,
+        wanted: Wanted = None,
+    ) -> Extras[Any]:
+        """`activated` of x's shape, with "dact_quantize"'s bits; `dbias`, `dprobs` and `forward` where wanted."""
+
+
 class NormQuantize(Protocol[A_contra, Q_co]):
     """Quantizes normalized rows of x."""
 
@@ -139,12 +174,22 @@ class NormQuantize(Protocol[A_contra, Q_co]):
 
 @dataclass(frozen=True, slots=True)
 class BoundActQuantize(Bound[ActQuantize[A, Q]], Generic[A, Q]):
-    """The answer to a request for "act_quantize": the function alone."""
+    """The answer to a request for "act_quantize".
+
+    values  the activation without the quantizer, for callers that read no codes; None: they pass them over
+    """
+
+    values: ActValues[A] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDactQuantize(Bound[DactQuantize[A, Q]], Generic[A, Q]):
-    """The answer to a request for "dact_quantize": the function alone."""
+    """The answer to a request for "dact_quantize".
+
+    values  the gradient without the quantizer, which also gives `forward`; None likewise
+    """
+
+    values: DactValues[A] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.request import FusedRequest
 
 UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
-"""What is asked for where nobody reads codes: one pass is worth a byte per element that is thrown away."""
+"""What is asked for where nobody reads codes. A backend without a function for values alone makes them in one pass,
+which is worth a byte per element that is thrown away."""
 
 
 def fusing(plan: Callable[[FusedRequest], Plan], chosen: Plan, request: FusedRequest, *, codes: bool) -> Plan | str:

@@ -19,7 +19,9 @@ Wanted = tuple[str, ...] | None
 """Names of the fields of Extras to compute; None: all that the function has."""
 
 
-_OUTPUTS = ("amax", "dequantized", "activated", "dbias", "dprobs")
+_OUTPUTS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
+_UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
+"""Of a launch without planes, which needs neither a scale nor random bits."""
 
 
 class _Fused:
@@ -31,6 +33,7 @@ class _Fused:
         self._spec, self._layouts, self._prologue = spec, layouts, prologue
         self._everything = (*everything, "amax") if spec.scaling == "delayed" else everything
         self._launches: Bounded[tuple[Any, ...], tuple[str, QuantizeLaunch]] = Bounded()
+        self._value_launches: dict[frozenset[str], tuple[str, QuantizeLaunch]] = {}
 
     def _launch(
         self,
@@ -61,13 +64,35 @@ class _Fused:
 
     def _new_launch(self, operand: Any, wanted: Wanted, function: dict[str, Any]) -> tuple[str, QuantizeLaunch]:
         names = self._everything if wanted is None else wanted
-        outputs: dict[str, Any] = {
-            name: name in names for name in ("amax", "dequantized", "activated", "dbias", "dprobs")
-        }
+        outputs: dict[str, Any] = {name: name in names for name in _OUTPUTS}
         operand_of_bits = operand or self._spec.role
         spec = QuantizeSpec(self._spec, operand_of_bits, self._layouts, self._prologue, **function, **outputs)
         text = spec_text(spec)
         launch = self._launches[operand, wanted, *function.values()] = text, launch_of(text)
+        return launch
+
+    def _values(
+        self,
+        x: Tensor,
+        group_sizes: GroupSizes,
+        dy: Tensor | None,
+        probs: Tensor | None,
+        wanted: Wanted,
+        **function: str,
+    ) -> Extras:
+        """The extras that are wanted, "activated" among them, of a launch without planes."""
+        names = frozenset({"activated", *(self._everything if wanted is None else wanted)})
+        text, launch = self._value_launches.get(names) or self._new_value_launch(names, function)
+        index = group_index_of(x.shape, group_sizes, x)
+        assert index is not None  # these operations take rows
+        outputs = operators.quantize(x, index.words, index.groups, text, None, 0, None, dy, probs, None, None)
+        return Extras(**dict(zip(launch.extras, outputs, strict=True)))
+
+    def _new_value_launch(self, names: frozenset[str], function: dict[str, Any]) -> tuple[str, QuantizeLaunch]:
+        outputs: dict[str, Any] = {name: name in names for name in _OUTPUTS}
+        spec = QuantizeSpec(_UNREAD, "x", prologue=self._prologue, planes=False, **function, **outputs)
+        text = spec_text(spec)
+        launch = self._value_launches[names] = text, launch_of(text)
         return launch
 
 
@@ -101,6 +126,12 @@ class ActQuantizer(_Fused):
             activation=self._activation,
         )
 
+    def values(
+        self, x: Tensor, group_sizes: GroupSizes = None, *, probs: Tensor | None = None, wanted: Wanted = None
+    ) -> Extras:
+        """act(x) times probabilities as it is: octavo_registry.contract.fused.ActValues."""
+        return self._values(x, group_sizes, None, probs, wanted, activation=self._activation)
+
 
 class DactQuantizer(_Fused):
     """The gradient of act_quantize's x, quantized, its column sums, and the gradient of its probs."""
@@ -132,6 +163,13 @@ class DactQuantizer(_Fused):
             (dy, probs, None, None),
             activation=self._activation,
         )
+
+    def values(
+        self, dy: Tensor, x: Tensor, group_sizes: GroupSizes = None, *, probs: Tensor | None = None,
+        wanted: Wanted = None,
+    ) -> Extras:  # fmt: skip
+        """The gradient of act_quantize's x as it is: octavo_registry.contract.fused.DactValues."""
+        return self._values(x, group_sizes, dy, probs, wanted, activation=self._activation)
 
 
 class NormQuantizer(_Fused):

@@ -13,7 +13,7 @@ import octavo_native
 from octavo import GroupedTensorSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_native import InputArgs, PlaneArgs, PrologueArgs
+from octavo_native import GATED, InputArgs, PlaneArgs, PrologueArgs
 from octavo_native.layouts import VALUES, values_shape
 from octavo_torch.plugin_api import Bounded, GroupedTensor, is_plain
 from octavo_torch_native.arrays.launch import address, aligned_rows, aligned_vector, as_rows, submit, workspace
@@ -31,7 +31,8 @@ from octavo_torch_native.quantizers.planes import (
 )
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
 
-_PROLOGUE_OUTPUTS = ("dprobs", "mean", "rstd")
+_PROLOGUE_OUTPUTS = ("dprobs", "forward", "mean", "rstd")
+_EXTRAS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
 
 _VALUE_DTYPE = torch.bfloat16
 _VALUES = layout_number(VALUES)
@@ -114,14 +115,14 @@ class QuantizeLaunch:
     def __init__(self, spec: QuantizeSpec) -> None:
         quantizer = spec.quantizer
         self.spec = spec
-        self.extras = [name for name in ("amax", "dequantized", "activated", "dbias", "dprobs") if getattr(spec, name)]
+        self.extras = [name for name in _EXTRAS if getattr(spec, name)]
         if spec.prologue == "norm":
             self.extras += ["mean", "rstd"] if spec.norm == "layer" else ["rstd"]
         self._native = native_quantizer(quantizer, spec.operand)
         self._is_interleaved = bool(spec.interleaved_cols or spec.interleaved_rows)
         self._layouts = dict(zip(PREFIX, spec.layouts, strict=True))
         self._shapes: Bounded[tuple[Any, ...], QuantizeShapes] = Bounded()
-        directions = quantizer.directions
+        directions = quantizer.directions if spec.planes else ()
         # plain shared codes and their scales are one array, whichever direction it is read in: the row data
         self._shared = quantizer.shares_codes and all(self._layouts[direction] == PLAIN for direction in directions)
         self._directions: tuple[Direction, ...] = ("rowwise",) if self._shared else directions
@@ -210,6 +211,7 @@ class QuantizeLaunch:
             "activated": (quantized, dtype),
             "dbias": ((groups, quantized[-1]), torch.float32),
             "dprobs": (shape[:-1], torch.float32),
+            "forward": ((*shape[:-1], shape[-1] // 2 if spec.activation in GATED else shape[-1]), dtype),
             "mean": (shape[:-1], torch.float32),
             "rstd": (shape[:-1], torch.float32),
         }

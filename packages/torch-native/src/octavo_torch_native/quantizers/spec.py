@@ -26,8 +26,10 @@ class QuantizeSpec:
     operand        part of the random bits' position
     layouts        of the rowwise and the columnwise plane
     prologue       what is computed first; activation, norm and epsilon belong to it
+    planes         whether the planes are written: an activation and its gradient are made without them, too
     amax ...       whether the launch also writes the amax of each group, a bf16 dequantized copy, what was quantized,
-                   its column sums by group, and the gradient of the rows' probabilities
+                   its column sums by group, the gradient of the rows' probabilities, and beside an activation's
+                   gradient the activation
     interleaved_*  columns or rows of matrices, of which two halves take turns, that stay together; 0: none take turns
     """
 
@@ -43,6 +45,8 @@ class QuantizeSpec:
     activated: bool = False
     dbias: bool = False
     dprobs: bool = False
+    forward: bool = False
+    planes: bool = True
     interleaved_cols: int = 0
     interleaved_rows: int = 0
 

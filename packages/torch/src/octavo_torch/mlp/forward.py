@@ -117,7 +117,7 @@ def activation_again(call: MlpCall, h: Tensor, probs: Tensor | None, seed: Drawn
     if plan.act.run is None:
         a: Tensor = activate(h, probs, plan.activation)
         return a
-    act = replace(plan.act, array=True)
+    act = replace(plan.act, array=True, codes=plan.act.codes and plan.act.values is None)
     activated = run_fused(call.fc2, act, "x", (h,), probs, seed, record=False)[1].activated
     assert activated is not None  # because of `array`
     return activated
@@ -147,6 +147,8 @@ def run_fused(
     assert run is not None  # the caller composes it then
     if fused.array and "activated" not in extras:
         extras = ("activated", *extras)
+    if fused.without_codes is not None:
+        return None, fused.without_codes(*arrays, call.sizes, probs=probs, wanted=extras)
     if not fused.codes:
         _, computed = run(
             *arrays, call.sizes, probs=probs, wanted=extras, seed=seed, operand=operand, group_offset=call.group_offset

@@ -162,13 +162,13 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
         values = codes = dy_codes(seed2)
     del dy
     h = operands.h() if h is None else h
-    if need_w2:
-        assert fc2.wgrad is not None  # a layer whose dw is needed
+    # the pass that makes h's gradient makes the activation again, beside it, where dy takes no room until then
+    makes_both = plan.dact.without_codes is not None and (need_x or need_w1 or need_b1)
+    dy_of_w2 = values if need_w2 and a is None and dy_tokens is not None and makes_both else None
+    if need_w2 and dy_of_w2 is None:
         a = operands.a(h, seed2) if a is None else a
-        dw2 = weight_gradient(call.fc2, fc2.wgrad, a, codes if fc2.quantized_wgrad else values, sizes, call)
+        dw2 = _gradient_of_w2(call, operands, a, codes if fc2.quantized_wgrad else values)
         del a
-        if not is_postponed(call.fc2):
-            operands.done_with("a")
     if before_activation:
         assert fc2.dgrad is not None  # a layer whose dx is needed
         da = fc2.dgrad(codes if fc2.quantized_dgrad else values, operands.w2(), sizes)
@@ -177,10 +177,14 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
         if not (need_x or need_w1 or need_b1):
             dp = probs_gradient(da, h, plan.activation)
         else:
-            grads = _gradient_of_h(call, da, h, probs, seed1, need_b1, need_p)
+            grads = _gradient_of_h(call, da, h, probs, seed1, need_b1, need_p, need_forward=dy_of_w2 is not None)
             db1, dp = grads.bias, grads.probs
             del values, codes, da, h
             operands.done_with("h")
+            if dy_of_w2 is not None:
+                assert grads.forward is not None  # asked for
+                dw2 = _gradient_of_w2(call, operands, grads.forward, dy_of_w2)
+                grads = grads._replace(forward=None)
             if need_x:
                 assert fc1.dgrad is not None  # a layer whose dx is needed
                 w1 = operands.w1()
@@ -201,6 +205,14 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     return Gradients(None if dx is None else dx(), dw1, dw2, dp, db1, db2, ds2)
 
 
+def _gradient_of_w2(call: MlpCall, operands: BackwardOperands, a: Matrix, dy: Rows) -> Tensor | None:
+    assert call.plan.fc2.wgrad is not None  # a layer whose dw is needed
+    made = weight_gradient(call.fc2, call.plan.fc2.wgrad, a, dy, operands.sizes, call)
+    if not is_postponed(call.fc2):
+        operands.done_with("a")
+    return made
+
+
 def _as_read(call: Call, dy: Tensor, seed: DrawnSeed) -> Matrix:
     """The rows dy as quantized GEMMs read them."""
     if call.probe is not None:
@@ -215,21 +227,32 @@ def is_postponed(call: Call) -> bool:
 
 
 class _BeforeActivation(NamedTuple):
-    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized; those of its bias and of probs."""
+    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized; those of its bias and of probs.
+
+    forward   the activation times probs, made again in the same pass
+    """
 
     h: Tensor | None
     codes: GroupedTensor | None
     bias: Tensor | None
     probs: Tensor | None
+    forward: Tensor | None = None
 
 
 def _gradient_of_h(
-    call: MlpCall, da: Tensor, h: Tensor, probs: Tensor | None, seed: DrawnSeed, need_bias: bool, need_probs: bool
+    call: MlpCall,
+    da: Tensor,
+    h: Tensor,
+    probs: Tensor | None,
+    seed: DrawnSeed,
+    need_bias: bool,
+    need_probs: bool,
+    need_forward: bool,
 ) -> _BeforeActivation:
     plan, quantize = call.plan, call.plan.fc1.quantize_dy
     watched = call.fc1.probe
     if plan.dact.run is not None:
-        names = (("dbias", need_bias), ("dprobs", need_probs))
+        names = (("dbias", need_bias), ("dprobs", need_probs), ("forward", need_forward))
         extras = (*values_for(watched), *[name for name, needed in names if needed])
         codes, computed = run_fused(call.fc1, plan.dact, "dy", (da, h), probs, seed, extras=extras)
         if watched is not None:
@@ -239,7 +262,7 @@ def _gradient_of_h(
         if need_probs and dp is None:
             dp = probs_gradient(da, h, plan.activation)
         values = computed.activated if plan.dact.array else None
-        return _BeforeActivation(values, codes, computed.dbias, dp)
+        return _BeforeActivation(values, codes, computed.dbias, dp, computed.forward)
     dh = activate_gradient(da, h, probs, plan.activation)
     if watched is not None:
         watched.record("dy", dh, call.sizes, call.fc1.state)

@@ -15,16 +15,19 @@ class Extras:
     """What a fused quantizer computes beside codes and scales; None for what the caller did not want.
 
     activated     [M, C]        what was quantized, in the input's dtype
+    forward       [M, F]        beside an activation's gradient without codes: the activation times probs
     amax          fp32 [G]      max |.| of it in each group, NaN winning
     dequantized   bf16 [M, C]   row codes times their scales, rounded once
     dbias         fp32 [G, C]   its column sums by group, in a fixed order
     dprobs        fp32 [M]      the gradient of probs: row sums in a fixed order, 0 past the sum of the sizes
     mean, rstd    fp32 [M]      statistics of the rows before a normalization; RMSNorm has no mean
 
-    Rows past the sum of the sizes mean nothing in `activated`, `dequantized`, `mean` and `rstd`. A torch pytree.
+    Rows past the sum of the sizes mean nothing in `activated`, `forward`, `dequantized`, `mean` and `rstd`. A torch
+    pytree.
     """
 
     activated: Tensor | None = None
+    forward: Tensor | None = None
     amax: Tensor | None = None
     dequantized: Tensor | None = None
     dbias: Tensor | None = None

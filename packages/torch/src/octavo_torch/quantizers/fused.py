@@ -22,6 +22,9 @@ from octavo_torch.quantizers.extras import Extras
 Run = Callable[..., tuple[GroupedTensor, Extras]]
 """octavo_registry.contract.fused.ActQuantize, DactQuantize or NormQuantize."""
 
+Values = Callable[..., Extras]
+"""octavo_registry.contract.fused.ActValues or DactValues."""
+
 
 @dataclass(frozen=True)
 class Fused:
@@ -30,6 +33,7 @@ class Fused:
     plan, run   None where it is composed of torch's operations and the layer's own quantizer, for the reason in `why`
     codes       a GEMM reads what it quantizes
     array       a GEMM reads what it quantizes as it is, before that
+    values      the same without the quantizer, for where nobody reads codes; None: the backend has no such function
     """
 
     plan: Plan | None
@@ -37,6 +41,12 @@ class Fused:
     why: str
     codes: bool
     array: bool
+    values: Values | None = None
+
+    @property
+    def without_codes(self) -> Values | None:
+        """`values` where nobody reads codes."""
+        return None if self.codes else self.values
 
     def __str__(self) -> str:
         if self.plan is None:
@@ -66,7 +76,7 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
     plan = _fusing(chosen, activation_request(request, op, activation), codes, layer.backend)
     if isinstance(plan, str):
         return Fused(None, None, plan, codes, array)
-    return Fused(plan, plan.run, "", codes, array)
+    return Fused(plan, plan.run, "", codes, array, plan.bound.values)
 
 
 def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: Names) -> Plan | str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from octavo_conformance.cards.needs import needs, needs_the_rest
+from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.functions import activated, activated_gradient, normalized, width
 from octavo_conformance.oracles.fused import (
     FEATURES,
@@ -21,6 +22,7 @@ from octavo_conformance.oracles.fused import (
     of_gradients,
     of_norms,
     one_gradient,
+    values_alone,
 )
 from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import Rng
@@ -77,6 +79,39 @@ def _check_gradient(case: Case, rng: Rng, measure: Measure) -> None:
     assert_repeats(case.numpy(again.dbias), dbias, "dbias")
     if getattr(extras, "dprobs", None) is not None:
         assert_repeats(case.numpy(again.dprobs), case.numpy(extras.dprobs), "dprobs")
+
+
+@needs("act_quantize", of_activations)
+def test_activation_without_codes(case: Case, rng: Rng) -> None:
+    """Where the answer has a function for values alone, it gives the bits that are quantized elsewhere."""
+    inputs = draw_inputs(case, rng)
+    x, probs, total = inputs.rows(width(case.function, FEATURES)), inputs.probs(), inputs.total
+    alone = values_alone(case, "act_quantize", inputs, FEATURES, [x], probs=probs)
+    _, extras = call(case, inputs, FEATURES, [x], probs=probs)
+    beside = activated_of(case, inputs, extras, FEATURES)
+    assert_same_bits(case.numpy(alone.activated)[:total], beside[:total], "activated")
+
+
+@needs("dact_quantize", of_gradients)
+def test_gradient_without_codes(case: Case, rng: Rng) -> None:
+    """So it is of the gradient, which has the activation's own bits beside it where they are wanted."""
+    inputs = draw_inputs(case, rng)
+    columns, total = width(case.function, FEATURES), inputs.total
+    x, dy, probs = inputs.rows(columns), inputs.rows(FEATURES), inputs.probs()
+    wanted = ("activated", "forward", "dbias", "dprobs")
+    alone = values_alone(case, "dact_quantize", inputs, columns, [dy, x], probs=probs, wanted=wanted)
+    _, extras = call(case, inputs, columns, [dy, x], probs=probs)
+    beside = activated_of(case, inputs, extras, columns)
+    assert_same_bits(case.numpy(alone.activated)[:total], beside[:total], "activated")
+    assert_same_bits(case.numpy(alone.dbias), case.numpy(extras.dbias), "dbias")
+    if getattr(extras, "dprobs", None) is not None:
+        assert_same_bits(case.numpy(alone.dprobs), case.numpy(extras.dprobs), "dprobs")
+    forward = values_alone(case, "act_quantize", inputs, FEATURES, [x], probs=probs)
+    assert_same_bits(case.numpy(alone.forward)[:total], case.numpy(forward.activated)[:total], "forward")
+    few = values_alone(case, "dact_quantize", inputs, columns, [dy, x], probs=probs, wanted=("activated",))
+    assert_same_bits(case.numpy(few.activated)[:total], beside[:total], "activated alone")
+    assert few.forward is None
+    assert few.dbias is None
 
 
 @needs("norm_quantize", of_norms)
