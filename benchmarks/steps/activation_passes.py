@@ -32,6 +32,8 @@ VALUES, GRADIENT = ("activated",), ("activated", "dprobs")
 BOTH = (*GRADIENT, "forward")
 BYTES = {"forward": 6, "gradient": 10, "gradient and forward": 12}
 """That each must move for an element of [M, F]."""
+BUSY_CYCLES = 500_000
+"""A quarter of a millisecond, in which the host queues a pass."""
 
 
 def plan_of(op: Any, k: int, experts: int) -> Any:
@@ -53,8 +55,8 @@ def passes(rows: int, features: int, experts: int) -> dict[str, Callable[[], Any
         return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
     h, da, probs = draw(rows, 2 * features), draw(rows, features), torch.rand(rows, device="cuda")
-    sizes = torch.full((experts,), rows // experts, device="cuda")
     act, dact = plan_of("act_quantize", features, experts), plan_of("dact_quantize", 2 * features, experts)
+    sizes = act.prepare(torch.full((experts,), rows // experts, device="cuda"), rows, h)
     source = draw(rows * features * BYTES["forward"] // 4)
     target = torch.empty_like(source)
     return {
@@ -84,7 +86,9 @@ def main() -> None:
         rows = tokens * choices
         calls = passes(rows, features, experts)
         same = same_bits(calls)
-        times = {way: round(statistics.median(each), 4) for way, each in timed(calls, arguments.turns).items()}
+        times = {
+            way: round(statistics.median(each), 4) for way, each in timed(calls, arguments.turns, BUSY_CYCLES).items()
+        }
         rates = {way: round(rows * features * size / times[way] / 1e9, 2) for way, size in BYTES.items()}
         rates["a copy"] = round(rows * features * BYTES["forward"] / times["a copy"] / 1e9, 2)
         row = {"shape": label, "rows": rows, "features": features, "same_bits": same, "milliseconds": times}

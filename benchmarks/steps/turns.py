@@ -37,14 +37,19 @@ def draw(groups: int, k: int, n: int, m: int) -> tuple[Tensor, Tensor, Tensor, T
     return x, w, dy, torch.full((groups,), m // groups, dtype=torch.int32, device="cuda")
 
 
-def timed(calls: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
-    """Milliseconds of each call in each turn, each turn in another order."""
+def timed(calls: dict[str, Callable[[], Any]], turns: int, busy_cycles: int = 0) -> dict[str, list[float]]:
+    """Milliseconds of each call in each turn, each turn in another order.
+
+    busy_cycles   for which the device is kept busy in front of each call, so that a short one is queued behind it
+    """
     orders = list(itertools.permutations(calls))
     random.Random(1).shuffle(orders)
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
     for turn in range(-WARM, turns):
         for name in orders[turn % len(orders)]:
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if busy_cycles:
+                torch.cuda._sleep(busy_cycles)
             first.record()
             calls[name]()
             last.record()

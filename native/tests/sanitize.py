@@ -53,6 +53,7 @@ PARTS: dict[str, Callable[[Comparison], None]] = {
     "packed": quantized.packed,
     "rounded": quantized.rounded,
     "prologues": fused.prologues,
+    "values": fused.values,
     "reshuffles": rearranged.reshuffles,
     "turns": rearranged.turns,
     "moves": rearranged.moves,

@@ -33,6 +33,36 @@ def prologues(check: Comparison) -> None:
         _fused(check, spec, "activation_grad", name, "bfloat16", number, inner)
 
 
+def values(check: Comparison) -> None:
+    """Activations and their derivatives of which nobody reads codes: those that are made beside codes, and beside the
+    derivative the activation, too."""
+    for number, (kind, name) in enumerate(itertools.product(("activation", "activation_grad"), ACTIVATIONS)):
+        for features, dtype in ((64, "bfloat16"), (200, "bfloat16"), (38, tuple(DTYPES)[number % 3])):
+            _without_codes(check, kind, name, features, dtype, with_probs=bool(number % 2))
+
+
+def _without_codes(check: Comparison, kind: str, name: str, features: int, dtype: str, *, with_probs: bool) -> None:
+    gradient = kind == "activation_grad"
+    in_cols = 2 * features if name in native.GATED else features
+    shape = Shape(SIZES[0], in_cols if gradient else features)
+    x = check.rows(shape, in_cols, dtype, check.place, check.values(shape, in_cols, dtype))
+    tensors = {"probs": torch.rand(shape.rows, generator=check.draw)} if with_probs else {}
+    wanted = ("activated",)
+    if gradient:
+        tensors["dy"] = check.rows(shape, features, dtype, check.place, check.values(shape, features, dtype))
+        wanted = ("activated", "dprobs", "forward")
+    prologue = {"prologue": native.PROLOGUES[kind], "activation": native.ACTIVATIONS[name]}
+    spec, planes = {"scaling": "mxfp8", "format": "e4m3"}, {"rowwise": NATIVE_LAYOUT["rowwise"]}
+    _, alone = quantize(spec, shape, x, dtype, {}, check.place, Extras(prologue, tensors, wanted))
+    _, beside = quantize(spec, shape, x, dtype, planes, check.place, Extras(prologue, tensors, wanted))
+    for made in wanted:
+        used = alone[made].numel() // shape.rows * shape.used
+        check.same(
+            f"{kind} {name} {features} {dtype} {made}",
+            *(extra[made].cpu().numpy()[:used] for extra in (alone, beside)),
+        )
+
+
 def _fused(
     check: Comparison, spec: dict[str, Any], kind: str, name: str, dtype: str, number: int, inner: int = 0
 ) -> None:

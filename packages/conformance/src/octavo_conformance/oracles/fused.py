@@ -111,13 +111,13 @@ def call(case: Case, inputs: Inputs, columns: int, arrays: list[Array | None], *
     return result
 
 
-def values_alone(case: Case, op: str, inputs: Inputs, columns: int, arrays: list[Array | None], **how: Any) -> Any:
+def values_alone(case: Case, op: str, inputs: Inputs, columns: int, arrays: list[Array], **how: Any) -> Any:
     """The extras of the operation's function for values, whose result has `columns`; skips where there is none."""
-    values = case.plan(op, k=columns, groups=GROUPS).bound.values
-    if values is None:
+    bound: Any = case.plan(op, k=columns, groups=GROUPS).bound
+    if bound.values is None:
         pytest.skip("the answer has no function for values alone: front ends pass codes over")
     keywords = {name: case.array(value) if isinstance(value, np.ndarray) else value for name, value in how.items()}
-    return values(*map(case.array, arrays), case.sizes(inputs.sizes), **keywords)
+    return bound.values(*map(case.array, arrays), case.sizes(inputs.sizes), **keywords)
 
 
 def assert_near(actual: Array, exact: Exact, what: str, measure: Measure) -> None:

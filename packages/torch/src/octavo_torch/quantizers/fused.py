@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import octavo_registry as registry
 from octavo.grouped_tensor import PLAIN
@@ -76,7 +77,8 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
     plan = _fusing(chosen, activation_request(request, op, activation), codes, layer.backend)
     if isinstance(plan, str):
         return Fused(None, None, plan, codes, array)
-    return Fused(plan, plan.run, "", codes, array, plan.bound.values)
+    bound: Any = plan.bound  # the answer to `op`
+    return Fused(plan, plan.run, "", codes, array, bound.values)
 
 
 def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: Names) -> Plan | str:
