@@ -3,8 +3,9 @@ the rows first.
 
 python benchmarks/moe_through_index.py OUTPUT COMMIT
 
-Both ways of one shape, recipe and form take turns in one process, on a CUDA device. The second way is a backend with
-the same kernels that offers neither `BoundQuantize.of_tokens` nor GEMMs that take tokens.
+The ways of one shape, recipe and form take turns in one process, on a CUDA device. The others are backends with the
+same kernels: one offers neither `BoundQuantize.of_tokens` nor GEMMs that take tokens; and one, in bf16, no activations
+without codes (`BoundActQuantize.values`), so that a quantizer's kernels make them and its codes are thrown away.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from octavo_registry.contract import (
     AnyRequest,
     Backend,
     BackendCard,
+    BoundActQuantize,
+    BoundDactQuantize,
     BoundDgrad,
     BoundFprop,
     BoundQuantize,
@@ -42,39 +45,42 @@ from octavo_torch_native.plugin import CARD
 
 KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "mxfp8", "nvfp4")
 TURNS, WARM = 20, 4
-PERMUTING = "permuting"
+NATIVE, PERMUTING, QUANTIZING = "torch-native", "permuting", "codes-between"
 
 
-class Permuting(Backend):
-    """torch-native, which here takes rows alone."""
+class Poorer(Backend):
+    """torch-native, which here takes rows alone, or has no activations without codes."""
 
-    def __init__(self) -> None:
-        self._native = NativeBackend()
+    def __init__(self, name: str) -> None:
+        self._native, self._name = NativeBackend(), name
 
     def refuses(self, request: AnyRequest) -> str | None:
         """What torch-native refuses."""
         return self._native.refuses(request)
 
     def bind(self, request: AnyRequest) -> AnyBound:
-        """torch-native's function, without what reads tokens."""
+        """torch-native's function, without what this backend lacks."""
         bound = self._native.bind(request)
+        if self._name == QUANTIZING:
+            return replace(bound, values=None) if isinstance(bound, BoundActQuantize | BoundDactQuantize) else bound
         if isinstance(bound, BoundFprop | BoundDgrad | BoundWgrad):
             return replace(bound, takes_tokens=())
         return replace(bound, of_tokens=None) if isinstance(bound, BoundQuantize) else bound
 
 
 class Plugin:
-    """The plugin of `Permuting`."""
+    """The plugin of `Poorer`."""
 
     @hookimpl
     def octavo_backends(self) -> Iterable[BackendCard]:
         """torch-native's card, named and ranked behind it."""
-        return (CARD.model_copy(update={"name": PERMUTING, "priority": CARD.priority - 1}),)
+        names = PERMUTING, QUANTIZING
+        return tuple(CARD.model_copy(update={"name": name, "priority": CARD.priority - 1}) for name in names)
 
     @hookimpl
     def octavo_load(self, name: str) -> Backend | None:
         """The backend."""
-        return Permuting() if name == PERMUTING else None
+        return Poorer(name) if name in (PERMUTING, QUANTIZING) else None
 
 
 def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
@@ -93,11 +99,12 @@ def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
 
 
 def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tensor) -> list[dict[str, Any]]:
-    """Both ways of one shape, recipe and form."""
+    """All ways of one shape, recipe and form."""
     shape, recipe = SHAPES[label], octavo.recipe(kind)
     how: dict[str, Any] = {"recipe": recipe, "form": form} | ({"seed": 1} if recipe.stochastic else {})
     leaves = [given[name] for name in ("x", "weights", "w1", "w2")]
-    ways = {name: partial(ot.moe_mlp, **given, backend=name, **how) for name in (PERMUTING, "torch-native")}
+    names = (PERMUTING, *((QUANTIZING,) if kind == "bf16" else ()), NATIVE)
+    ways = {name: partial(ot.moe_mlp, **given, backend=name, **how) for name in names}
     rows: dict[str, dict[str, Any]] = {name: {} for name in ways}
     results = []
     for name, call in ways.items():
@@ -106,18 +113,22 @@ def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tens
         y = call()
         results.append([y.detach(), *torch.autograd.grad(y, leaves, dy)])
         rows[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - before
-    same = all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+    same = all(
+        torch.equal(one, other) for other_way in results[1:] for one, other in zip(results[0], other_way, strict=True)
+    )
     del results, y
     measured = step_times({name: (call, leaves) for name, call in ways.items()}, dy, TURNS, WARM)
     for name, times in measured.items():
         rows[name] |= times
-    permuted, through = (rows[name]["step_ms"] for name in ways)
+    permuted, through = rows[PERMUTING]["step_ms"], rows[NATIVE]["step_ms"]
     more = {"same_bits": same, "predicted_mb": predicted(shape, kind, form), "saved": 1 - through / permuted}
+    if QUANTIZING in rows:
+        more["saved_without_codes"] = 1 - through / rows[QUANTIZING]["step_ms"]
     print(
         f"{label:32}{kind:14}{form:10}{permuted:8.3f}{through:8.3f} ms {100 * more['saved']:6.1f} % {same}", flush=True
     )
     return [
-        {"shape": label, "recipe": kind, "form": form, "way": name, **row, **(more if name != PERMUTING else {})}
+        {"shape": label, "recipe": kind, "form": form, "way": name, **row, **(more if name == NATIVE else {})}
         for name, row in rows.items()
     ]
 
