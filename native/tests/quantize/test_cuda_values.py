@@ -16,7 +16,7 @@ import octavo_native as native
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of the device")
 
-from problems import CUDA, EDGE_SIZES, NATIVE_LAYOUT, POISON, Extras, Shape, drawn_values, quantize  # noqa: E402
+from problems import ACTIVATIONS, CUDA, DTYPES, EDGE_SIZES, NATIVE_LAYOUT, POISON, Extras, Shape, drawn_values, quantize  # noqa: E402
 
 pytestmark = needs_device
 
@@ -57,3 +57,23 @@ def test_values_alone_have_the_bits_of_those_beside_codes(rng: np.random.Generat
                 forward, general = (extra["forward"].view(shape.rows, -1) for extra in made)
                 assert torch.equal(forward[: shape.used], general[: shape.used]), f"{what}: the forward's values"
                 assert (forward[shape.used :] == POISON).all(), f"{what}: the tail of the forward's values"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_forward_beside_a_gradient_is_the_forward(rng: np.random.Generator, name: str, dtype: str) -> None:
+    """Of every activation, with codes and without, with sums of columns and without, aligned and not."""
+    number, gated = native.ACTIVATIONS[name], name in native.GATED
+    both = dict(NATIVE_LAYOUT)
+    for features in (200, 37):
+        sizes = (0, *(int(size) for size in rng.choice(EDGE_SIZES, 4)), 130)
+        shape, wide = Shape(sizes, features), Shape(sizes, 2 * features if gated else features)
+        x, dy = (drawn_values(rng, shape.rows, cols, dtype, "normal").cuda() for cols in (wide.cols, features))
+        probs = torch.from_numpy(rng.random(shape.rows, dtype=np.float32))
+        act, dact = ({"prologue": native.PROLOGUES[f"activation{end}"], "activation": number} for end in ("", "_grad"))
+        forward = quantize(SPEC, shape, x, dtype, {}, CUDA, Extras(act, {"probs": probs}, ("activated",)))[1]
+        used = forward["activated"].numel() // shape.rows * shape.used
+        for planes, more in (({}, ()), ({}, ("dbias",)), (both, ("amax",))):
+            extras = Extras(dact, {"probs": probs, "dy": dy}, ("activated", "forward", *more))
+            made = quantize(SPEC, wide, x, dtype, planes, CUDA, extras)[1]
+            assert torch.equal(made["forward"][:used], forward["activated"][:used]), (features, more)

@@ -11,12 +11,14 @@ import torch
 from mlp_layers import assert_equal, assert_without_rows, composed, draw_mlp, fused, results
 
 import octavo_registry
-from octavo import MXFP8, Recipe
+from octavo import MXFP8, HighPrecision, Recipe
 from octavo_conformance.cards.variants import MORE_RECIPES, RAGGED, RECIPES
 from octavo_native import ACTIVATIONS
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_registry.contract.request import Request
 from octavo_torch import explain_mlp
+from octavo_torch_native.quantizers import operators
+from octavo_torch_native.quantizers.spec import spec_from
 
 SHAPE = (150, 80, 72, 144, 5)
 SIZES = [33, 0, 70, 1, 30]
@@ -55,6 +57,23 @@ def test_what_is_fused(activation: str, rng: np.random.Generator) -> None:
     assert plan.prepare is plan.fc1.prepare
     plain = explain_mlp(given["x"], given["w1"], given["w2"], SIZES, recipe=None, **how)
     assert f"{activation}: in one pass by torch-native, not quantized" in str(plain)
+
+
+def test_bf16_reads_fc1s_result_once_in_backward(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass that makes its gradient makes the activation again, too, and no pass writes codes."""
+    given = draw_mlp(SHAPE, SIZES, "swiglu")
+    quantize, specs = operators.quantize, []
+
+    def watched(x: torch.Tensor, plan: torch.Tensor, groups: int, spec: str, *rest: Any) -> list[torch.Tensor]:
+        specs.append(spec_from(spec))
+        outputs: list[torch.Tensor] = quantize(x, plan, groups, spec, *rest)
+        return outputs
+
+    monkeypatch.setattr(operators, "quantize", watched)
+    dy = torch.randn(SHAPE[0], SHAPE[3]).bfloat16()
+    results(fused, given, torch.tensor(SIZES), "swiglu", HighPrecision(), dy, 0)
+    assert [(spec.prologue, spec.forward) for spec in specs] == [("activation", False), ("activation_grad", True)]
+    assert not any(spec.planes for spec in specs)
 
 
 def group_index_of(op: Any, spec: Any, **fields: Any) -> Any:

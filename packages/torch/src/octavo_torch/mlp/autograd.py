@@ -107,7 +107,7 @@ class _SavedOperands:
         sizes, self._h, self.probs, self.bias2, self.bias2_scales = self._tensors[:5]
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
 
-    awaits_dy = False
+    holds_dy, awaits_dy = True, False
     dy_codes = dy_tokens = None
 
     def dy(self) -> Tensor:

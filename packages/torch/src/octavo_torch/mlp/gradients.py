@@ -40,6 +40,7 @@ class Needs(NamedTuple):
 class BackwardOperands(Protocol):
     """What backward reads. Methods are called once at most, and just before the result is read.
 
+    holds_dy    `dy` is the caller's own array, whose memory nobody gives back before the end
     awaits_dy   dy is on its way from other ranks until `dy` or `dy_codes` is called: what does not read it comes first
 
     dy       the gradient of y's rows, which the caller gives up
@@ -65,6 +66,9 @@ class BackwardOperands(Protocol):
 
     @property
     def bias2_scales(self) -> Tensor | None: ...
+
+    @property
+    def holds_dy(self) -> bool: ...
 
     @property
     def awaits_dy(self) -> bool: ...
@@ -163,8 +167,10 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     del dy
     h = operands.h() if h is None else h
     # the pass that makes h's gradient makes the activation again, beside it, where dy takes no room until then
+    stays = dy_tokens is not None or operands.holds_dy
     makes_both = plan.dact.without_codes is not None and (need_x or need_w1 or need_b1)
-    dy_of_w2 = values if need_w2 and a is None and dy_tokens is not None and makes_both else None
+    reads_values = need_w2 and a is None and not fc2.quantized_wgrad
+    dy_of_w2 = values if reads_values and makes_both and stays else None
     if need_w2 and dy_of_w2 is None:
         a = operands.a(h, seed2) if a is None else a
         dw2 = _gradient_of_w2(call, operands, a, codes if fc2.quantized_wgrad else values)

@@ -208,6 +208,8 @@ class _KeptOperands:
     def sizes(self) -> Sizes:
         return self._call.sizes
 
+    holds_dy = False  # rows of it are made
+
     @property
     def awaits_dy(self) -> bool:
         return self._call.journey is not None
