@@ -135,18 +135,15 @@ class Call {
     }
   }
 
-  ValuesOut values_out(void* to) const {
-    const Input& input = args_.input;
-    // the first word of a plan is the number of rows in use
-    return {to, nullptr, input.rows, input.matrix_rows ? nullptr : input.plan, args_.unchanged};
-  }
-
   // Nobody reads codes.
   template <class S>
   void values(const S& source) const {
-    ValuesOut out = values_out(args_.activated);
-    out.forward = args_.prologue.forward;
-    swiglu_values(source, out, stream_);
+    const Input& input = args_.input;
+    // the first word of a plan is the number of rows in use
+    swiglu_values(source,
+                  {args_.activated, args_.prologue.forward, input.rows, input.matrix_rows ? nullptr : input.plan,
+                   args_.unchanged},
+                  stream_);
   }
 
   // The activation's own values, beside its gradient.
@@ -155,24 +152,11 @@ class Call {
     if (!panels_) return;
     const Prologue& prologue = args_.prologue;
     const int64_t features = is_gated(prologue.activation) ? cols_ / 2 : cols_;
-    const bool wide = route_.wide && features % 8 == 0;
-    if constexpr (std::is_same_v<T, BF16>) {
-      if (wide && is_swiglu(prologue.activation)) {
-        const bool clamped = prologue.activation == Activation::clamped_swiglu;
-        return swiglu_values(Swiglu<T>{plain<T>(), prologue.probs, features, clamped}, values_out(prologue.forward),
-                             stream_);
-      }
-    }
     TileArgs<Activated<T>> tile = common(Activated<T>{plain<T>(), prologue.probs, features, prologue.activation});
     without_groups(tile);
     tile.cols = features;
     tile.activated = prologue.forward;
-    if constexpr (std::is_same_v<T, BF16>) {
-      // two CTAs share a multiprocessor there
-      const Choice without_planes{Kind::mxfp8, Format::e4m3, false, false, false, false, true};
-      if (wide) return launch_tiles(tile, without_planes, stream_);
-    }
-    launch_materialize(tile, wide, stream_);
+    launch_materialize(tile, route_.wide && features % 8 == 0, stream_);
   }
 
   // A source with a prologue: fused into the tiles, or materialized first.

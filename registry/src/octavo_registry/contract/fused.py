@@ -27,7 +27,10 @@ class Extras(Protocol[A_co]):
 
     @property
     def forward(self) -> A_co | None:
-        """[M, F], of the gradient's `values`: act(x) times probs, the bits of the activation's `values`."""
+        """[M, F], of the gradient's `values`: act(x) times probs, the bits of the activation's `values`.
+
+        Optional: where it is wanted and None, because no one pass makes both, the front end asks for the activation.
+        """
 
     @property
     def amax(self) -> A_co | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from octavo import QuantizerSpec
@@ -20,6 +21,7 @@ Wanted = tuple[str, ...] | None
 
 
 _OUTPUTS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
+_SWIGLUS = ("swiglu", "clamped_swiglu")
 _UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
 """Of a launch without planes, which needs neither a scale nor random bits."""
 
@@ -169,7 +171,13 @@ class DactQuantizer(_Fused):
         wanted: Wanted = None,
     ) -> Extras:  # fmt: skip
         """The gradient of act_quantize's x as it is: octavo_registry.contract.fused.DactValues."""
+        if wanted is not None and "forward" in wanted and not self._makes_both(x, wanted):
+            wanted = tuple(name for name in wanted if name != "forward")
         return self._values(x, group_sizes, dy, probs, wanted, activation=self._activation)
+
+    def _makes_both(self, x: Tensor, wanted: tuple[str, ...]) -> bool:
+        """Whether one pass makes the gradient and the activation; sums of columns are made by other kernels."""
+        return self._activation in _SWIGLUS and x.dtype is torch.bfloat16 and "dbias" not in wanted
 
 
 class NormQuantizer(_Fused):

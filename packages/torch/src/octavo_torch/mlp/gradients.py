@@ -185,12 +185,16 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
         else:
             grads = _gradient_of_h(call, da, h, probs, seed1, need_b1, need_p, need_forward=dy_of_w2 is not None)
             db1, dp = grads.bias, grads.probs
-            del values, codes, da, h
+            del values, codes, da
+            if dy_of_w2 is not None:
+                a, grads = grads.forward, grads._replace(forward=None)
+                a = operands.a(h, seed2) if a is None else a
+            del h
             operands.done_with("h")
             if dy_of_w2 is not None:
-                assert grads.forward is not None  # asked for
-                dw2 = _gradient_of_w2(call, operands, grads.forward, dy_of_w2)
-                grads = grads._replace(forward=None)
+                assert a is not None  # made above
+                dw2 = _gradient_of_w2(call, operands, a, dy_of_w2)
+                del a
             if need_x:
                 assert fc1.dgrad is not None  # a layer whose dx is needed
                 w1 = operands.w1()
