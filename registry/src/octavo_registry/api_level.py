@@ -24,8 +24,8 @@ from octavo_registry.contract.request import REQUESTS, Request
 
 PARTS = (
     Prepare, Prepared, quantize.QuantizeWithAmax, quantize.QuantizeInto, quantize.QuantizeTokens, quantize.UpdateScales,
-    quantize.Interleaved, fused.Extras, layer.MakeWholeLayer, layer.WholeLayer, layer.DelayedScales,
-    gemm.InterleaveHalves,
+    quantize.Interleaved, fused.Extras, fused.ActValues, fused.DactValues, fused.GradientExtras,
+    layer.MakeWholeLayer, layer.WholeLayer, layer.DelayedScales, gemm.InterleaveHalves,
 )  # fmt: skip
 """The types of what is optional in an answer, and of what it gives and takes."""
 

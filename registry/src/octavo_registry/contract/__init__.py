@@ -36,6 +36,7 @@ from octavo_registry.contract.cards import (
 from octavo_registry.contract.frameworks import PLANES, Device, ExpertRanks, Framework, LayerResult, Sharding
 from octavo_registry.contract.fused import (
     ActQuantize,
+    ActValues,
     AnyBoundActQuantize,
     AnyBoundDactQuantize,
     AnyBoundNormQuantize,
@@ -43,10 +44,13 @@ from octavo_registry.contract.fused import (
     BoundDactQuantize,
     BoundNormQuantize,
     DactQuantize,
+    DactValues,
     Extra,
     Extras,
+    GradientExtras,
     NormQuantize,
     Wanted,
+    WantedOfGradient,
 )
 from octavo_registry.contract.gemm import (
     AnyBoundDgrad,
@@ -137,6 +141,7 @@ __all__ = [
     "A",
     "Accumulation",
     "ActQuantize",
+    "ActValues",
     "Activated",
     "Activation",
     "ActivationRequest",
@@ -184,6 +189,7 @@ __all__ = [
     "ChooseRequest",
     "CombineRows",
     "DactQuantize",
+    "DactValues",
     "Decision",
     "DelayedScales",
     "Dequantize",
@@ -199,6 +205,7 @@ __all__ = [
     "FusedRequest",
     "GemmForm",
     "GemmRequest",
+    "GradientExtras",
     "GroupOffset",
     "GroupSizes",
     "HookSpecs",
@@ -240,6 +247,7 @@ __all__ = [
     "UpdateScales",
     "Verdict",
     "Wanted",
+    "WantedOfGradient",
     "Weight",
     "Wgrad",
     "WholeLayer",

@@ -13,9 +13,12 @@ from octavo.quantizer import Operand
 from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co
 from octavo_registry.contract.bound import Bound
 
-Extra = Literal["activated", "forward", "amax", "dequantized", "dbias", "dprobs", "mean", "rstd"]
+Extra = Literal["activated", "amax", "dequantized", "dbias", "dprobs", "mean", "rstd"]
 Wanted: TypeAlias = tuple[Extra, ...] | None
 """Names of the `Extras` that the caller reads; the others may be None. None: all that the function has."""
+
+WantedOfGradient: TypeAlias = tuple[Extra | Literal["forward"], ...] | None
+"""Names of the `GradientExtras` that the caller reads, likewise."""
 
 
 class Extras(Protocol[A_co]):
@@ -24,13 +27,6 @@ class Extras(Protocol[A_co]):
     @property
     def activated(self) -> A_co | None:
         """[M, C], what was quantized, rounded to x's dtype; rows past the sum of the sizes mean nothing."""
-
-    @property
-    def forward(self) -> A_co | None:
-        """[M, F], of the gradient's `values`: act(x) times probs, the bits of the activation's `values`.
-
-        Optional: where it is wanted and None, because no one pass makes both, the front end asks for the activation.
-        """
 
     @property
     def amax(self) -> A_co | None:
@@ -130,6 +126,17 @@ class ActValues(Protocol[A_contra]):
         """`activated` [M, F], of x and probs as "act_quantize" takes them, and with its bits."""
 
 
+class GradientExtras(Extras[A_co], Protocol[A_co]):
+    """What the gradient's function for values returns: Extras, and the activation that it is the gradient of."""
+
+    @property
+    def forward(self) -> A_co | None:
+        """[M, F], act(x) times probs: the bits of the activation's function for values.
+
+        Optional: where it is wanted and None, because no one pass makes both, the front end asks for the activation.
+        """
+
+
 class DactValues(Protocol[A_contra]):
     """The gradient of x of "act_quantize", of which nobody reads codes."""
 
@@ -141,8 +148,8 @@ class DactValues(Protocol[A_contra]):
         /,
         *,
         probs: A_contra | None = None,
-        wanted: Wanted = None,
-    ) -> Extras[Any]:
+        wanted: WantedOfGradient = None,
+    ) -> GradientExtras[Any]:
         """`activated` of x's shape, with "dact_quantize"'s bits; `dbias`, `dprobs` and `forward` where wanted."""
 
 
