@@ -1,6 +1,6 @@
 """A MoE layer's forward and backward beside SonicMoE's and torch's own grouped GEMM: time, kept bytes, peak.
 
-python benchmarks/moe_peers.py OUTPUT COMMIT
+python benchmarks/moe_peers.py OUTPUT COMMIT [--shape LABEL ...]
 
 All ways of one shape take turns in one process, on a CUDA device: from tokens, choices and their weights to combined
 tokens, and back to every gradient. Where sonic-moe does not run, the record says why. Dense products are queued in
@@ -195,7 +195,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("commit")
+    parser.add_argument(
+        "--shape", action="append", choices=SHAPES, help="one of the shapes, instead of all; repeatable"
+    )
     arguments = parser.parse_args()
+    shapes = {label: SHAPES[label] for label in arguments.shape or SHAPES}
     sonic, tuned = peer()
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     for name in _PACKAGES:
@@ -210,10 +214,10 @@ def main() -> None:
         "sonic-moe": tuned,
         "of_peer": f"time of a step over that of {SONIC if sonic is not None else TORCH}",
         "turns": TURNS - WARM,
-        "shapes": {label: vars(ot.MoeShape(*sides)) for label, sides in SHAPES.items()},
+        "shapes": {label: vars(ot.MoeShape(*sides)) for label, sides in shapes.items()},
         "rows": [],
     }
-    for label in SHAPES:
+    for label in shapes:
         record["rows"] += rows_of(label, sonic)
         torch.cuda.empty_cache()
         arguments.output.write_text(json.dumps(record, indent=1) + "\n")

@@ -68,6 +68,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("include/octavo", "lib/common"),
         *("lib/cpu/loops", "lib/cpu/planes", "lib/cpu/quantize", "lib/cpu/gemm", "lib/cpu/rows", "lib/cpu/scaling"),
         *("lib/cuda/device", "lib/cuda/planes", "lib/cuda/scaling", "lib/cuda/tile", "lib/cuda/units"),
+        "lib/cuda/activations",
         *("lib/cuda/turns", "lib/cuda/reductions", "lib/cuda/quantize", "lib/cuda/weights", "lib/cuda/calls"),
         *("lib/cuda/gemm", "lib/cuda/products", "lib/cuda/rows", "lib/cuda/optimizers"),
         *("lib/bindings/python", "lib/bindings/ffi"),

@@ -13,7 +13,7 @@
 namespace octavo::cuda {
 namespace {
 
-// 36 warps to a multiprocessor, with 56 registers a thread: 32 warps with 64 have too few loads on their way.
+// 36 warps per multiprocessor, with 56 registers per thread: 32 warps with 64 have too few loads on their way.
 constexpr int VALUE_THREADS = 128, VALUE_CTAS = 9;
 constexpr int CHUNK_LANES = PRODUCT_CHUNK / 8, CHUNKS = VALUE_THREADS / CHUNK_LANES;
 

@@ -80,19 +80,28 @@ class _Fused:
         dy: Tensor | None,
         probs: Tensor | None,
         wanted: Wanted,
-        **function: str,
+        activation: Activation,
     ) -> Extras:
         """The extras that are wanted, "activated" among them, of a launch without planes."""
         names = frozenset({"activated", *(self._everything if wanted is None else wanted)})
-        text, launch = self._value_launches.get(names) or self._new_value_launch(names, function)
+        text, launch = self._value_launches.get(names) or self._new_value_launch(names, activation)
         index = group_index_of(x.shape, group_sizes, x)
         assert index is not None  # these operations take rows
         outputs = operators.quantize(x, index.words, index.groups, text, None, 0, None, dy, probs, None, None)
         return Extras(**dict(zip(launch.extras, outputs, strict=True)))
 
-    def _new_value_launch(self, names: frozenset[str], function: dict[str, Any]) -> tuple[str, QuantizeLaunch]:
-        outputs: dict[str, Any] = {name: name in names for name in _OUTPUTS}
-        spec = QuantizeSpec(_UNREAD, "x", prologue=self._prologue, planes=False, **function, **outputs)
+    def _new_value_launch(self, names: frozenset[str], activation: Activation) -> tuple[str, QuantizeLaunch]:
+        spec = QuantizeSpec(
+            _UNREAD,
+            "x",
+            prologue=self._prologue,
+            activation=activation,
+            planes=False,
+            activated=True,
+            dbias="dbias" in names,
+            dprobs="dprobs" in names,
+            forward="forward" in names,
+        )
         text = spec_text(spec)
         launch = self._value_launches[names] = text, launch_of(text)
         return launch
@@ -132,7 +141,7 @@ class ActQuantizer(_Fused):
         self, x: Tensor, group_sizes: GroupSizes = None, *, probs: Tensor | None = None, wanted: Wanted = None
     ) -> Extras:
         """act(x) times probabilities as it is: octavo_registry.contract.fused.ActValues."""
-        return self._values(x, group_sizes, None, probs, wanted, activation=self._activation)
+        return self._values(x, group_sizes, None, probs, wanted, self._activation)
 
 
 class DactQuantizer(_Fused):
@@ -173,7 +182,7 @@ class DactQuantizer(_Fused):
         """The gradient of act_quantize's x as it is: octavo_registry.contract.fused.DactValues."""
         if wanted is not None and "forward" in wanted and not self._makes_both(x, wanted):
             wanted = tuple(name for name in wanted if name != "forward")
-        return self._values(x, group_sizes, dy, probs, wanted, activation=self._activation)
+        return self._values(x, group_sizes, dy, probs, wanted, self._activation)
 
     def _makes_both(self, x: Tensor, wanted: tuple[str, ...]) -> bool:
         """Whether one pass makes the gradient and the activation; sums of columns are made by other kernels."""

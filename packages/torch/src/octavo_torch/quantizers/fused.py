@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import octavo_registry as registry
 from octavo.grouped_tensor import PLAIN
@@ -19,6 +19,9 @@ from octavo_torch.dispatch.layer import Layer, Names
 from octavo_torch.memo import Memo
 from octavo_torch.quantizers.composed import ComposedActivation, ComposedGradient, ComposedNorm
 from octavo_torch.quantizers.extras import Extras
+
+if TYPE_CHECKING:
+    from octavo_registry.contract import AnyBoundActQuantize, AnyBoundDactQuantize
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
 """octavo_registry.contract.fused.ActQuantize, DactQuantize or NormQuantize."""
@@ -77,8 +80,8 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
     plan = _fusing(chosen, activation_request(request, op, activation), codes, layer.backend)
     if isinstance(plan, str):
         return Fused(None, None, plan, codes, array)
-    bound: Any = plan.bound  # the answer to `op`
-    return Fused(plan, plan.run, "", codes, array, bound.values)
+    bound = cast("AnyBoundActQuantize | AnyBoundDactQuantize", plan.bound)
+    return Fused(plan, plan.run, "", codes, array, cast("Values | None", bound.values))
 
 
 def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: Names) -> Plan | str:
