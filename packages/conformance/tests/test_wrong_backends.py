@@ -34,6 +34,8 @@ CODES_POISON = "properties::test_poisoned_tail_changes_no_bit"
 ACT = "fused::test_activation_and_quantize"
 GRADIENT = "fused::test_gradient_and_quantize"
 NORM = "fused::test_normalization_and_quantize"
+VALUES = "fused::test_activation_without_codes"
+GRADIENT_VALUES = "fused::test_gradient_without_codes"
 GEMM_READS = "host_sync::test_gemm_reads_no_value"
 QUANTIZE_READS = "host_sync::test_quantize_reads_no_value"
 TURNS = "codes_in_turns::test_codes_of_rows_in_turns"
@@ -63,6 +65,8 @@ FAULTS: dict[str, Planted] = {
     "uses-out": Planted({"gemm::test_poisoned_out_is_overwritten"}, {PRODUCT, EMPTY}, "block"),
     "unrounded": Planted({ACT}, {BITS}, "mxfp8"),
     "no-probs": Planted({ACT}, {GRADIENT, BITS}, "mxfp8"),
+    "other-values": Planted({VALUES}, {ACT, BITS}, "mxfp8"),
+    "other-forward": Planted({GRADIENT_VALUES}, {GRADIENT, VALUES}, "mxfp8"),
     "tail-in-dbias": Planted({GRADIENT}, {ACT, NORM}, "mxfp8"),
     "no-epsilon": Planted({NORM}, {ACT, GRADIENT}, "mxfp8"),
     "sees-batch": Planted({"batch::test_a_row_has_the_same_bits_in_every_batch"}, {BITS, REPEATS}, "row or mxfp8"),

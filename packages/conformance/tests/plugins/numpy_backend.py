@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy_fused import act_quantize, dact_quantize, norm_quantize
+from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
 
 import octavo_numerics
 from octavo.quantizer import Direction
 from octavo_numerics import QuantizedArray
-from octavo_registry.contract import OPERATIONS, PLANES, Backend, BoundQuantize, BoundWgrad, Request
+from octavo_registry.contract import (
+    OPERATIONS,
+    PLANES,
+    Backend,
+    BoundActQuantize,
+    BoundDactQuantize,
+    BoundQuantize,
+    BoundWgrad,
+    Request,
+)
 
 FUSED: dict[str, Any] = {
     "act_quantize": act_quantize,
@@ -60,6 +70,10 @@ class NumpyBackend(Backend):
         bound = OPERATIONS[op].bound(run)
         if isinstance(bound, BoundQuantize) and request.stacked:
             return replace(bound, interleaved=lambda block, weight: self._codes_in_turns(run, block, weight))
+        if isinstance(bound, BoundActQuantize):
+            return replace(bound, values=partial(act_values, self.fault, request))
+        if isinstance(bound, BoundDactQuantize):
+            return replace(bound, values=partial(dact_values, self.fault, request))
         if isinstance(bound, BoundWgrad):
             return replace(bound, interleaved=lambda block: self._dw_in_turns(run, block, request.weight))
         return bound

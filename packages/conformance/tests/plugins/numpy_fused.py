@@ -17,6 +17,7 @@ class Extras(NamedTuple):
     """As `octavo_registry.contract.fused` has them."""
 
     activated: Any
+    forward: Any = None
     amax: Any = None
     dbias: Any = None
     mean: Any = None
@@ -58,12 +59,38 @@ def dact_quantize(
     """The gradient and its column sums."""
     exact = activated_gradient(dy, x, str(request.activation), probs).value
     q, made = _finish(quantize, request, exact, x, sizes, fault, how)
+    return q, Extras(made, dbias=_column_sums(made, sizes, fault))
+
+
+def _column_sums(made: Any, sizes: Any, fault: str | None) -> Any:
     ends = np.cumsum(sizes)
     if fault == "tail-in-dbias":
-        ends[-1] = len(x)
+        ends[-1] = len(made)
     starts = [0, *ends[:-1]]
     sums = [made[a:b].astype(np.float64).sum(0) for a, b in zip(starts, ends, strict=True)]
-    return q, Extras(made, dbias=np.array(sums, np.float32))
+    return np.array(sums, np.float32)
+
+
+def act_values(
+    fault: str | None, request: Request, x: Any, sizes: Any, *, probs: Any = None, wanted: Any = None
+) -> Extras:
+    """act(x) probs without codes."""
+    kept = None if fault == "other-values" else probs
+    return Extras(_rounded(activated(x, str(request.activation), kept).value, x))
+
+
+def dact_values(
+    fault: str | None, request: Request, dy: Any, x: Any, sizes: Any, *, probs: Any = None, wanted: Any = None
+) -> Extras:
+    """The gradient without codes, and beside it act(x) probs."""
+    made = _rounded(activated_gradient(dy, x, str(request.activation), probs).value, x)
+    kept = None if fault == "other-forward" else probs
+    forward = _rounded(activated(x, str(request.activation), kept).value, x)
+
+    def where_wanted(name: str, value: Any) -> Any:
+        return value if wanted is None or name in wanted else None
+
+    return Extras(made, where_wanted("forward", forward), dbias=where_wanted("dbias", _column_sums(made, sizes, fault)))
 
 
 def norm_quantize(

@@ -28,6 +28,8 @@ FAULTS = (
     "one-seed",
     "unrounded",
     "no-probs",
+    "other-values",
+    "other-forward",
     "tail-in-dbias",
     "no-epsilon",
     "sees-batch",
