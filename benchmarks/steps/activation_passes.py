@@ -21,13 +21,12 @@ from torch import Tensor
 from turns import arguments_of, timed, write
 
 import octavo_registry as registry
-from octavo import QuantizerSpec
 from octavo_registry.contract import ActivationRequest
+from octavo_registry.dispatch.fusing import UNREAD
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from layers import MOE
 
-SPEC = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
 VALUES, GRADIENT = ("activated",), ("activated", "dprobs")
 BOTH = (*GRADIENT, "forward")
 BYTES = {"forward": 6, "gradient": 10, "gradient and forward": 12}
@@ -40,7 +39,7 @@ def plan_of(op: Any, k: int, experts: int) -> Any:
     """A function of torch-native, as a layer asks for it where nobody reads codes."""
     return registry.plan(
         ActivationRequest(
-            op=op, framework="torch", device="cuda", in_dtype="bfloat16", out_dtype="bfloat16", quantizer=SPEC,
+            op=op, framework="torch", device="cuda", in_dtype="bfloat16", out_dtype="bfloat16", quantizer=UNREAD,
             arch=torch.cuda.get_device_capability(), k=k, groups=experts, sizes="device", activation="swiglu",
         ),
         backend="torch-native",

@@ -22,7 +22,6 @@ COLS = (8, 64, 128, 256, 384, 512, 640, 768, 1024, 1536, 2176)
 
 READ_BY_INDEX = [spec for spec in SPECS if not spec.get("square")]
 
-
 MANY_TOKENS = 14_000
 """Whose rows of 1024 columns in bf16 do not fit the L2 cache: tiles of fewer columns are read one after another."""
 
@@ -34,13 +33,12 @@ def _name(spec: dict[str, Any]) -> str:
 @pytest.mark.parametrize("spec", SPECS, ids=_name)
 def test_rows_alone_have_the_bits_of_rows_beside_columns(rng: np.random.Generator, spec: dict[str, Any]) -> None:
     """Tiles of 128 rows make both planes; tiles of 16 rows and more, and of 1024 columns and fewer, make one."""
-    both = dict(NATIVE_LAYOUT)
     for cols in COLS:
         shape = Shape((0, *(int(size) for size in rng.choice(EDGE_SIZES, 6)), 257), cols)
         x = drawn_values(rng, shape.rows, cols, "bfloat16", "wide").cuda()
         x[shape.used :] = torch.nan
-        alone, _ = quantize(spec, shape, x, "bfloat16", {"rowwise": both["rowwise"]}, CUDA, Extras())
-        beside, _ = quantize(spec, shape, x, "bfloat16", both, CUDA, Extras())
+        alone, _ = quantize(spec, shape, x, "bfloat16", {"rowwise": NATIVE_LAYOUT["rowwise"]}, CUDA, Extras())
+        beside, _ = quantize(spec, shape, x, "bfloat16", NATIVE_LAYOUT, CUDA, Extras())
         assert_same(spec, shape, alone, beside[:1], f"{cols} columns")
 
 

@@ -64,7 +64,6 @@ def test_values_alone_have_the_bits_of_those_beside_codes(rng: np.random.Generat
 def test_the_forward_beside_a_gradient_is_the_forward(rng: np.random.Generator, name: str, dtype: str) -> None:
     """Of every activation, with codes and without, with sums of columns and without, aligned and not."""
     number, gated = native.ACTIVATIONS[name], name in native.GATED
-    both = dict(NATIVE_LAYOUT)
     for features in (200, 37):
         sizes = (0, *(int(size) for size in rng.choice(EDGE_SIZES, 4)), 130)
         shape, wide = Shape(sizes, features), Shape(sizes, 2 * features if gated else features)
@@ -73,7 +72,7 @@ def test_the_forward_beside_a_gradient_is_the_forward(rng: np.random.Generator, 
         act, dact = ({"prologue": native.PROLOGUES[f"activation{end}"], "activation": number} for end in ("", "_grad"))
         forward = quantize(SPEC, shape, x, dtype, {}, CUDA, Extras(act, {"probs": probs}, ("activated",)))[1]
         used = forward["activated"].numel() // shape.rows * shape.used
-        for planes, more in (({}, ()), ({}, ("dbias",)), (both, ("amax",))):
+        for planes, more in (({}, ()), ({}, ("dbias",)), (NATIVE_LAYOUT, ("amax",))):
             extras = Extras(dact, {"probs": probs, "dy": dy}, ("activated", "forward", *more))
             made = quantize(SPEC, wide, x, dtype, planes, CUDA, extras)[1]
             assert torch.equal(made["forward"][:used], forward["activated"][:used]), (features, more)

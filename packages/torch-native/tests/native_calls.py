@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from octavo_torch_native.plugin import NAME
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import check_buffer, planes_of, write_sizes
 from octavo_torch_native.quantizers.launches import launch_of
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
+from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from, spec_text
 
 PLAIN_LAYOUTS = (PLAIN, PLAIN)
 
@@ -129,3 +130,16 @@ def norm_quantize(x: Any, gamma: Any, beta: Any, spec: Any, group_sizes: Any = N
 dequantize = partial(octavo_torch.dequantize, backend=NAME)
 convert = partial(octavo_torch.convert_layout, backend=NAME)
 group_amax = octavo_torch.group_amax
+
+
+def watch_quantizers(monkeypatch: pytest.MonkeyPatch) -> list[QuantizeSpec]:
+    """The spec of every launch of a quantizer from here on, in their order."""
+    quantize, specs = operators.quantize, []
+
+    def watched(x: Tensor, plan: Tensor, groups: int, spec: str, *rest: Any) -> list[Tensor]:
+        specs.append(spec_from(spec))
+        outputs: list[Tensor] = quantize(x, plan, groups, spec, *rest)
+        return outputs
+
+    monkeypatch.setattr(operators, "quantize", watched)
+    return specs

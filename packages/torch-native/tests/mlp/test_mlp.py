@@ -17,8 +17,6 @@ from octavo_native import ACTIVATIONS
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_registry.contract.request import Request
 from octavo_torch import explain_mlp
-from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.spec import spec_from
 
 SHAPE = (150, 80, 72, 144, 5)
 SIZES = [33, 0, 70, 1, 30]
@@ -63,14 +61,7 @@ def test_bf16_reads_fc1s_result_once_in_backward(rng: np.random.Generator, monke
     """The pass that makes its gradient makes the activation again, too, and no pass writes codes. A bias's gradient is
     summed by other kernels, which make the gradient alone."""
     given = {name: leaf for name, leaf in draw_mlp(SHAPE, SIZES, "swiglu").items() if not name.startswith("bias")}
-    quantize, specs = operators.quantize, []
-
-    def watched(x: torch.Tensor, plan: torch.Tensor, groups: int, spec: str, *rest: Any) -> list[torch.Tensor]:
-        specs.append(spec_from(spec))
-        outputs: list[torch.Tensor] = quantize(x, plan, groups, spec, *rest)
-        return outputs
-
-    monkeypatch.setattr(operators, "quantize", watched)
+    specs = native.watch_quantizers(monkeypatch)
     dy = torch.randn(SHAPE[0], SHAPE[3]).bfloat16()
     y = fused(given, torch.tensor(SIZES), "swiglu", HighPrecision(), None, 0)
     torch.autograd.grad(y, list(given.values()), dy)

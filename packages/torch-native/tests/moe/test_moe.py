@@ -11,13 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from cuda_device import MARKS, no_sync
+from native_calls import watch_quantizers
 from torch import Tensor
 
 import octavo_native
 from octavo import PRESETS, DelayedScaling, Recipe
 from octavo_torch import DelayedState, Exchange, MoeShape, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
-from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.spec import spec_from
 
 T, C, G, K, F, N = 61, 3, 5, 144, 112, 80
 NATIVE = "torch-native"
@@ -105,14 +104,7 @@ def test_bf16_has_a_pass_each_way_and_no_codes(
     and the activation again, where dy stands by token until both are there, and no bias wants sums of columns."""
     given, choices = draw(rng, device)
     given = {name: leaf for name, leaf in given.items() if not name.startswith("bias") or name in biases}
-    quantize, specs = operators.quantize, []
-
-    def watched(x: Tensor, plan: Tensor, groups: int, spec: str, *rest: Any) -> list[Tensor]:
-        specs.append(spec_from(spec))
-        outputs: list[Tensor] = quantize(x, plan, groups, spec, *rest)
-        return outputs
-
-    monkeypatch.setattr(operators, "quantize", watched)
+    specs = watch_quantizers(monkeypatch)
     moe_mlp(choices=choices, recipe="bf16", backend=NATIVE, **given).sum().backward()
     passes = [(spec.prologue, spec.forward) for spec in specs]
     apart = [("activation", False), ("activation_grad", False)]

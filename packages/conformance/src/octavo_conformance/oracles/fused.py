@@ -100,14 +100,9 @@ def call(case: Case, inputs: Inputs, columns: int, arrays: list[Array | None], *
     arrays   in front of the sizes, None for an absent one; `how` holds keywords, arrays among them
     """
     plan = case.plan(case.need.op, k=columns, groups=GROUPS)
-
-    def on_device(value: Any) -> Any:
-        return case.array(value) if isinstance(value, np.ndarray) else value
-
-    keywords = {name: on_device(value) for name, value in (how | inputs.arguments).items() if value is not None}
-    result: tuple[Any, Any] = plan.run(
-        *map(on_device, arrays), case.sizes(inputs.sizes), operand=case.spec.role, **keywords
-    )
+    given = [_on_device(case, array) for array in arrays]
+    keywords = {name: _on_device(case, value) for name, value in (how | inputs.arguments).items() if value is not None}
+    result: tuple[Any, Any] = plan.run(*given, case.sizes(inputs.sizes), operand=case.spec.role, **keywords)
     return result
 
 
@@ -116,8 +111,12 @@ def values_alone(case: Case, op: str, inputs: Inputs, columns: int, arrays: list
     bound: Any = case.plan(op, k=columns, groups=GROUPS).bound
     if bound.values is None:
         pytest.skip("the answer has no function for values alone: front ends pass codes over")
-    keywords = {name: case.array(value) if isinstance(value, np.ndarray) else value for name, value in how.items()}
+    keywords = {name: _on_device(case, value) for name, value in how.items()}
     return bound.values(*map(case.array, arrays), case.sizes(inputs.sizes), **keywords)
+
+
+def _on_device(case: Case, value: Any) -> Any:
+    return case.array(value) if isinstance(value, np.ndarray) else value
 
 
 def assert_near(actual: Array, exact: Exact, what: str, measure: Measure) -> None:
