@@ -105,7 +105,8 @@ def normalize(x: Array, gamma: Array, beta: Array | None = None, *, norm: Norm =
     norm         "rms" or "layer"
 
     Returns [..., C] in x's dtype, computed in fp32 and rounded once. Reverse-mode differentiable once in x, gamma and
-    beta. Raises ValueError for arguments that do not fit.
+    beta; gamma's and beta's gradients are fp32 sums over x's leading axes, and XLA may add several axes in another
+    order than the same rows as [M, C], which is how layers normalize. Raises ValueError for arguments that do not fit.
     """
     x = jnp.asarray(x)
     return _normalize(x, gamma, beta, check_norm(norm, epsilon, x, gamma, beta))
