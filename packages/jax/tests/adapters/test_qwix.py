@@ -13,6 +13,7 @@ from flax import nnx
 
 import octavo
 import octavo_jax
+import octavo_jax.linen
 
 qwix = pytest.importorskip("qwix", reason="qwix is not installed; `nox -s adapters` installs it")
 
@@ -101,6 +102,18 @@ def test_a_layer_of_ours_keeps_its_products(rng: np.random.Generator) -> None:
         jax.clear_caches()  # what is traced already is not replaced
         model = qwix.quantize_model(Own(), provider([qwix.QtRule(weight_qtype="int8", act_qtype="int8")]))
         assert _same(model.apply(parameters, x), expected) is untouched
+
+
+def test_an_moe_block_of_ours_keeps_its_products(rng: np.random.Generator) -> None:
+    """Its programs are traced once per process, so a provider's products in one would stay when it is gone."""
+    x = jnp.asarray(rng.standard_normal((M, K)), jnp.float32)
+    model = octavo_jax.linen.MoE(4, K, k=2, recipe=None, backend="jax-reference")
+    parameters = model.init(jax.random.key(0), x)
+    expected = model.apply(parameters, x)[0]
+    jax.clear_caches()
+    quantized = qwix.quantize_model(model, RecipeProvider([qwix.QtRule(weight_qtype="int8", act_qtype="int8")]))
+    assert _same(quantized.apply(parameters, x)[0], expected)
+    assert _same(model.apply(parameters, x)[0], expected)
 
 
 def test_an_nnx_model(rng: np.random.Generator) -> None:

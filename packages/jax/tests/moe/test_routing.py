@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from moe_cases import SUMS, assert_sums_agree
 
+import octavo_jax
 from octavo_jax import moe
 from octavo_jax.policies import save_quantized
 
@@ -208,6 +209,17 @@ def test_narrow_integers_name_every_expert(dtype: str, experts: int, masked: boo
         assert np.array_equal(a, b)
     kept = np.asarray(mask).repeat(2) if masked else np.full(18, True)
     assert np.array_equal(narrow.group_sizes, np.bincount(chosen.reshape(-1)[kept], minlength=experts))
+
+
+@pytest.mark.parametrize("number", [-(2**63), -(2**32), 2**32 + 1, 2**63 - 1])
+def test_wide_numbers_of_no_expert_go_nowhere(number: int) -> None:
+    """int64 of numpy whose lower halves are experts' numbers: neither arrange nor a replay takes them for those."""
+    choices = np.array([[number, 1], [0, number]], np.int64)
+    expected = np.array([1, 1, 0], np.int32)
+    assert np.array_equal(moe.arrange(choices, jnp.ones((2, 2)), 3).group_sizes, expected)
+    replayed = octavo_jax.choose_experts(jnp.zeros((2, 3)), 2, replay=choices)
+    assert np.array_equal(replayed.counts, expected)
+    assert np.array_equal(np.asarray(replayed.choices) == choices, choices != number)
 
 
 def test_weights_of_choices_that_are_left_out_have_no_gradient(rng: np.random.Generator) -> None:

@@ -109,6 +109,33 @@ def test_calls_that_thread_the_state_take_a_maximum(rng: np.random.Generator) ->
         assert np.array_equal(slot.history[0], wanted)
 
 
+def test_a_batch_that_shares_a_state_records_one_maximum(rng: np.random.Generator) -> None:
+    """vmap of a layer with one state is the layer called in turn: JAX would add up the states, scale included."""
+    kernel, sizes = rng.standard_normal((G, K, N)).astype(np.float32), jnp.array([8, 8, 8])
+    xs, dys = rng.standard_normal((3, M, K)).astype(np.float32), rng.standard_normal((3, M, N)).astype(np.float32)
+
+    def one(state: DelayedState, x: Any, dy: Any) -> tuple[Any, DelayedState]:
+        y, state = octavo_jax.grouped_dense(x, kernel, sizes, recipe=RECIPE, state=state)
+        return jnp.sum(y * dy), state
+
+    def at_once(state: DelayedState) -> Any:
+        return jnp.sum(jax.vmap(lambda x, dy: one(state, x, dy)[0])(jnp.asarray(xs), jnp.asarray(dys)))
+
+    def in_turn(state: DelayedState) -> Any:
+        total: Any = 0.0
+        for x, dy in zip(xs, dys, strict=True):
+            loss, state = one(state, x, dy)
+            total = total + loss
+        return total
+
+    state = octavo_jax.init_delayed(RECIPE, G)
+    for _ in range(2):  # in the second step, the first one's amaxes are in the history
+        made, expected = (jax.jit(jax.grad(function))(state) for function in (at_once, in_turn))
+        for (path, a), b in zip(jax.tree.leaves_with_path(made), jax.tree.leaves(expected), strict=True):
+            assert np.array_equal(a, b), path
+        state = octavo_jax.update_delayed(made, RECIPE)
+
+
 def test_amaxes_are_reduced_over_named_axes() -> None:
     """A member without tokens takes part and gets the others' maximum (faults.md 54, 55)."""
     state = octavo_jax.init_delayed(RECIPE, 2)

@@ -42,6 +42,14 @@ def test_keys_are_seeds(rng: np.random.Generator) -> None:
     assert _words(wide) != _words(jax.random.fold_in(wide, 1))
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int32", "uint8"])
+def test_a_numpy_scalar_keeps_its_upper_half(dtype: str, rng: np.random.Generator) -> None:
+    """A 0-d array of numpy is the host integer that it holds; as an array of JAX it would keep 32 bits."""
+    ends = np.iinfo(dtype)
+    for seed in (int(ends.max), int(ends.min), int(rng.integers(ends.min, ends.max, dtype=dtype))):
+        assert _words(np.array(seed, dtype)) == _words(seed)
+
+
 def test_a_quantizer_takes_a_key() -> None:
     """As an argument of a traced program, where it is still a key."""
     spec = octavo.NVFP4(hadamard=False, wgrad="high_precision").quantizer("dy")

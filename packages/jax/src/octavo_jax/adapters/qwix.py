@@ -29,9 +29,11 @@ from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.linear.normalized_dense import layernorm_dense
 from octavo_jax.linear.ragged import ragged_dot
 from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+from octavo_jax.moe.block import moe_mlp
+from octavo_jax.moe.experts import routed_mlp
 from octavo_jax.quantizers.functional import dequantize, quantize
 
-_LAYERS = (grouped_dense, ragged_dot, dense, layernorm_dense, grouped_mlp, layernorm_mlp)
+_LAYERS = (grouped_dense, ragged_dot, dense, layernorm_dense, grouped_mlp, layernorm_mlp, routed_mlp, moe_mlp)
 _OURS: tuple[Callable[..., Any], ...] = (quantize, dequantize, *_LAYERS)
 """Public functions whose own products no provider may touch (MaxText#5114)."""
 

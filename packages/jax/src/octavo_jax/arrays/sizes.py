@@ -72,6 +72,17 @@ def widened(integers: Array) -> Array:
     return integers.astype(jnp.int32) if integers.dtype.itemsize < 4 else integers
 
 
+def as_int32(integers: Array | np.ndarray) -> Array:
+    """`integers` as int32, those that do not fit as the nearest one that does."""
+    ends = np.iinfo(np.int32)
+    if isinstance(integers, np.ndarray):  # as an array of JAX, 64 bits would lose the upper half
+        return jnp.asarray(np.clip(integers, int(ends.min), int(ends.max)).astype(np.int32))
+    wide = widened(integers)
+    if jnp.issubdtype(wide.dtype, jnp.signedinteger):
+        wide = jnp.maximum(wide, int(ends.min))
+    return jnp.minimum(wide, int(ends.max)).astype(jnp.int32)
+
+
 def group_ends(group_sizes: Array, rows: int) -> Array:
     """int32 [G]: the row after each group's last; negative sizes count as 0, nothing reaches past `rows`."""
     sizes = jnp.clip(group_sizes, 0, rows).astype(jnp.uint32)

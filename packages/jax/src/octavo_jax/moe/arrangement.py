@@ -11,7 +11,7 @@ from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed, check_text
-from octavo_jax.arrays.sizes import widened
+from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.remat.checkpoint_names import name_array
 
 _MAX_ROWS = 1 << 31
@@ -69,7 +69,7 @@ def arrange(
     num_experts = as_count("num_experts", num_experts)
     rows = None if rows is None else as_count("rows", rows)
     check_mask(mask, experts.shape[0])
-    experts = named(widened(experts), checkpoint_name)
+    experts = named(as_int32(experts), checkpoint_name)
     if mask is not None:
         experts = jnp.where(mask[:, None], experts, num_experts)
     return arranged(experts, weights, num_experts, checkpoint_name, rows=rows)

@@ -16,7 +16,7 @@ from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import Score
 from octavo_jax.arrays.checks import as_count, check_arrays, check_count
 from octavo_jax.arrays.dtypes import dtype_name
-from octavo_jax.arrays.sizes import widened
+from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.moe.arrangement import counts, named
 
 SCORES: tuple[Score, ...] = get_args(Score)
@@ -99,7 +99,7 @@ def choose_experts(
         check_choices("replay", replay, logits)
         if replay.shape[1] != k:
             raise ValueError(f"replay has shape {list(replay.shape)} and k is {k}; give {[logits.shape[0], k]}")
-        choices = _as_int32(replay)
+        choices = as_int32(replay)
     weights = picked(scores, choices)
     if renormalize:
         weights = weights * _LIFT
@@ -190,14 +190,6 @@ def _in_groups(values: Array, groups: int, kept: int) -> Array:
     chosen = largest(jnp.sum(best, axis=-1), kept, None)
     inside = jnp.any(chosen[:, :, None] == jnp.arange(groups, dtype=jnp.int32)[None, None, :], axis=1)
     return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(values.shape)
-
-
-def _as_int32(integers: Array) -> Array:
-    """`integers` as int32, those that do not fit as the nearest one that does, which is no expert's either."""
-    wide, ends = widened(integers), np.iinfo(np.int32)
-    if jnp.issubdtype(wide.dtype, jnp.signedinteger):
-        wide = jnp.maximum(wide, int(ends.min))
-    return jnp.minimum(wide, int(ends.max)).astype(jnp.int32)
 
 
 def check_choices(name: str, choices: Array, logits: Array) -> None:

@@ -108,14 +108,26 @@ def amax_of(x: Array, group_sizes: Array | None) -> Array:
     return fp32.as_float(group_amax(rows.masked(fp32.widened(x)) & fp32.MAGNITUDE, rows))
 
 
+def _ordered(amax: Array) -> Array:
+    """uint32 bits that compare as amaxes do, which no device flushes; NaN counts as not recorded."""
+    bits = fp32.as_bits(amax) & fp32.MAGNITUDE
+    return jnp.where(bits > fp32.INFINITY, np.uint32(0), bits)
+
+
+@jax.custom_batching.custom_vmap
 def _larger(a: Array, b: Array) -> Array:
-    """max of amaxes by their bits, which no device flushes; NaN counts as not recorded."""
+    """max of amaxes."""
+    return fp32.as_float(jnp.maximum(_ordered(a), _ordered(b)))
 
-    def ordered(x: Array) -> Array:
-        bits = fp32.as_bits(x) & fp32.MAGNITUDE
-        return jnp.where(bits > fp32.INFINITY, np.uint32(0), bits)
 
-    return fp32.as_float(jnp.maximum(ordered(a), ordered(b)))
+@_larger.def_vmap
+def _larger_of_a_batch(size: int, batched: list[bool], a: Array, b: Array) -> tuple[Array, bool]:
+    """Of a state that a whole batch shares, one maximum: JAX would sum the batch's states, history and scale too."""
+    del size
+    if batched[0]:
+        b = b if batched[1] else b[None]
+        return fp32.as_float(jnp.maximum(_ordered(a), _ordered(b))), True
+    return fp32.as_float(jnp.maximum(_ordered(a), jnp.max(_ordered(b), axis=0))), False
 
 
 @jax.jit

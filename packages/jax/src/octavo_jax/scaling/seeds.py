@@ -20,6 +20,8 @@ def seed_words(seed: int | Array | np.ndarray) -> Array:
            uint32 [2] words, as this function returns them; or a key (`jax.random.key`), whose own two words are taken,
            and of a generator with more of them two words that it draws
     """
+    if isinstance(seed, np.ndarray) and seed.ndim == 0 and np.issubdtype(seed.dtype, np.integer):
+        seed = int(seed)  # jnp.asarray would keep 32 bits of 64
     if isinstance(seed, jax.Array | np.ndarray):
         seed = jnp.asarray(seed)
         if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
