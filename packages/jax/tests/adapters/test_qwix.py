@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -114,6 +115,17 @@ def test_an_moe_block_of_ours_keeps_its_products(rng: np.random.Generator) -> No
     quantized = qwix.quantize_model(model, RecipeProvider([qwix.QtRule(weight_qtype="int8", act_qtype="int8")]))
     assert _same(quantized.apply(parameters, x)[0], expected)
     assert _same(model.apply(parameters, x)[0], expected)
+
+
+def test_every_layer_is_protected() -> None:
+    """A public function that computes products by a recipe is among those that a provider leaves alone."""
+    parameters = {"recipe", "backend", "preferred_element_type"}
+    public = (getattr(place, name) for place in (octavo_jax, octavo_jax.moe) for name in place.__all__)
+    layers = {f for f in public if inspect.isfunction(f) and parameters <= inspect.signature(f).parameters.keys()}
+    layers.remove(octavo_jax.explain)  # of a layer, and computes none
+    protected = RecipeProvider([]).get_intercept_map()
+    assert {octavo_jax.grouped_dense, octavo_jax.moe.moe_mlp} <= layers
+    assert {f for f in layers if protected.get(f"{f.__module__}.{f.__name__}") is not f} == set()
 
 
 def test_an_nnx_model(rng: np.random.Generator) -> None:

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from moe_cases import SUMS, assert_sums_agree
 
-import octavo_jax
-from octavo_jax import moe
+from octavo_jax import choose_experts, moe
 from octavo_jax.policies import save_quantized
 
 WIDTH = 6
@@ -203,10 +202,12 @@ def test_narrow_integers_name_every_expert(dtype: str, experts: int, masked: boo
     chosen = rng.integers(0, min(experts, 4000), (9, 2))
     weights = jnp.asarray(rng.random((9, 2)), jnp.float32)
     mask = jnp.asarray(rng.random(9) < 0.7) if masked else None
-    narrow, wide = (moe.arrange(jnp.asarray(chosen, d), weights, experts, mask=mask) for d in (dtype, jnp.int32))
-    for a, b in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
-        assert a.dtype == b.dtype
-        assert np.array_equal(a, b)
+    wide = moe.arrange(jnp.asarray(chosen, jnp.int32), weights, experts, mask=mask)
+    for numbers in (chosen.astype(dtype), jnp.asarray(chosen, dtype)):
+        narrow = moe.arrange(numbers, weights, experts, mask=mask)
+        for a, b in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
+            assert a.dtype == b.dtype
+            assert np.array_equal(a, b)
     kept = np.asarray(mask).repeat(2) if masked else np.full(18, True)
     assert np.array_equal(narrow.group_sizes, np.bincount(chosen.reshape(-1)[kept], minlength=experts))
 
@@ -217,7 +218,7 @@ def test_wide_numbers_of_no_expert_go_nowhere(number: int) -> None:
     choices = np.array([[number, 1], [0, number]], np.int64)
     expected = np.array([1, 1, 0], np.int32)
     assert np.array_equal(moe.arrange(choices, jnp.ones((2, 2)), 3).group_sizes, expected)
-    replayed = octavo_jax.choose_experts(jnp.zeros((2, 3)), 2, replay=choices)
+    replayed = choose_experts(jnp.zeros((2, 3)), 2, replay=choices)
     assert np.array_equal(replayed.counts, expected)
     assert np.array_equal(np.asarray(replayed.choices) == choices, choices != number)
 

@@ -110,9 +110,10 @@ def test_calls_that_thread_the_state_take_a_maximum(rng: np.random.Generator) ->
 
 
 def test_a_batch_that_shares_a_state_records_one_maximum(rng: np.random.Generator) -> None:
-    """vmap of a layer with one state is the layer called in turn: JAX would add up the states, scale included."""
+    """vmap of a layer with one state, and of that vmap, is the layer called in turn: JAX would add up the states, scale
+    included."""
     kernel, sizes = rng.standard_normal((G, K, N)).astype(np.float32), jnp.array([8, 8, 8])
-    xs, dys = rng.standard_normal((3, M, K)).astype(np.float32), rng.standard_normal((3, M, N)).astype(np.float32)
+    xs, dys = rng.standard_normal((4, M, K)).astype(np.float32), rng.standard_normal((4, M, N)).astype(np.float32)
 
     def one(state: DelayedState, x: Any, dy: Any) -> tuple[Any, DelayedState]:
         y, state = octavo_jax.grouped_dense(x, kernel, sizes, recipe=RECIPE, state=state)
@@ -120,6 +121,10 @@ def test_a_batch_that_shares_a_state_records_one_maximum(rng: np.random.Generato
 
     def at_once(state: DelayedState) -> Any:
         return jnp.sum(jax.vmap(lambda x, dy: one(state, x, dy)[0])(jnp.asarray(xs), jnp.asarray(dys)))
+
+    def nested(state: DelayedState) -> Any:
+        batches = (jnp.asarray(a).reshape(2, 2, *a.shape[1:]) for a in (xs, dys))
+        return jnp.sum(jax.vmap(jax.vmap(lambda x, dy: one(state, x, dy)[0]))(*batches))
 
     def in_turn(state: DelayedState) -> Any:
         total: Any = 0.0
@@ -130,10 +135,11 @@ def test_a_batch_that_shares_a_state_records_one_maximum(rng: np.random.Generato
 
     state = octavo_jax.init_delayed(RECIPE, G)
     for _ in range(2):  # in the second step, the first one's amaxes are in the history
-        made, expected = (jax.jit(jax.grad(function))(state) for function in (at_once, in_turn))
-        for (path, a), b in zip(jax.tree.leaves_with_path(made), jax.tree.leaves(expected), strict=True):
-            assert np.array_equal(a, b), path
-        state = octavo_jax.update_delayed(made, RECIPE)
+        expected, *batched = (jax.jit(jax.grad(function))(state) for function in (in_turn, at_once, nested))
+        for made in batched:
+            for (path, a), b in zip(jax.tree.leaves_with_path(made), jax.tree.leaves(expected), strict=True):
+                assert np.array_equal(a, b), path
+        state = octavo_jax.update_delayed(expected, RECIPE)
 
 
 def test_amaxes_are_reduced_over_named_axes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,13 +75,12 @@ def widened(integers: Array) -> Array:
 
 def as_int32(integers: Array | np.ndarray) -> Array:
     """`integers` as int32, those that do not fit as the nearest one that does."""
-    ends = np.iinfo(np.int32)
-    if isinstance(integers, np.ndarray):  # as an array of JAX, 64 bits would lose the upper half
-        return jnp.asarray(np.clip(integers, int(ends.min), int(ends.max)).astype(np.int32))
-    wide = widened(integers)
+    # numpy's are clamped by numpy: JAX would drop the upper halves of 64 bits first
+    library: Any = np if isinstance(integers, np.ndarray) else jnp
+    wide, ends = widened(library.asarray(integers)), np.iinfo(np.int32)
     if jnp.issubdtype(wide.dtype, jnp.signedinteger):
-        wide = jnp.maximum(wide, int(ends.min))
-    return jnp.minimum(wide, int(ends.max)).astype(jnp.int32)
+        wide = library.maximum(wide, int(ends.min))
+    return jnp.asarray(library.minimum(wide, int(ends.max)).astype(np.int32))
 
 
 def group_ends(group_sizes: Array, rows: int) -> Array:

@@ -124,10 +124,9 @@ def _larger(a: Array, b: Array) -> Array:
 def _larger_of_a_batch(size: int, batched: list[bool], a: Array, b: Array) -> tuple[Array, bool]:
     """Of a state that a whole batch shares, one maximum: JAX would sum the batch's states, history and scale too."""
     del size
-    if batched[0]:
-        b = b if batched[1] else b[None]
-        return fp32.as_float(jnp.maximum(_ordered(a), _ordered(b))), True
-    return fp32.as_float(jnp.maximum(_ordered(a), jnp.max(_ordered(b), axis=0))), False
+    if not batched[0]:
+        b = fp32.as_float(jnp.max(_ordered(b), axis=0))
+    return _larger(a, b), batched[0]  # itself again, for a vmap around this one
 
 
 @jax.jit
