@@ -1,17 +1,21 @@
-"""The figure of the packages: what each is, the rooms in it, and what it is built on."""
+"""The figure of the packages: what each is, the folders in it, and what it is built on."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count, pairwise
 
 import rooms
 from svg import Drawing, width_of, wrap
 from workspace import packages
 
 GAP, PAD, CHIP = 26, 12, 22
-COLUMNS = ((20, 310), (356, 250), (632, 310), (968, 232))  # x, width
-WIDTH = 1220
+GUTTER, LANE = 36, 9
+"""Between columns, and between two arrows in it."""
+COLUMNS = ((36, 310), (382, 250), (668, 310), (1014, 232))  # x, width
+WIDTH = 1266
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,8 @@ PLACES = {
     "octavo-torch-triton": Place((1, 1), 2, "torch", "Backend: the kernels in Triton on torch tensors."),
     "octavo-jax-triton": Place((2, 2), 2, "jax", "Backend: the kernels in Triton through jax-triton."),
     "octavo-torch-native": Place((0, 0), 3, "torch", "Backend: the native kernels on torch tensors."),
-    "octavo-native": Place((1, 1), 4, "native", "C++ and CUDA kernels over addresses and a stream; no framework."),
-    "octavo-triton": Place((1, 1), 3, "native", "Kernels in Triton, for any NVIDIA GPU; no framework."),
+    "octavo-native": Place((1, 1), 3, "native", "C++ and CUDA kernels over addresses and a stream; no framework."),
+    "octavo-triton": Place((1, 1), 4, "native", "Kernels in Triton, for any NVIDIA GPU; no framework."),
     "octavo-jax-native": Place((2, 2), 3, "jax", "Backend: the native kernels through XLA's FFI."),
     "octavo-conformance": Place(
         (3, 3), 2, "check", "The suite that every backend must pass, and its pytest plugin.", rows=2
@@ -67,7 +71,7 @@ ROWS = 7
 
 def draw() -> str:
     """The SVG file; raises KeyError for a package without a place."""
-    drawing = Drawing(WIDTH, "The packages of Octavo, their rooms, and what each is built on")
+    drawing = Drawing(WIDTH, "The packages of Octavo, their folders, and what each is built on")
     names = {name: PLACES[name] for name in packages()}
     heights = [0.0] * ROWS
     for name, place in names.items():
@@ -85,10 +89,11 @@ def draw() -> str:
         frames[name] = (x, tops[place.row], width, height)
         drawing.box(*frames[name], place.family)
         _content(drawing, name, x, tops[place.row])
+    ways = _Ways(frames)
     for name in names:
         if name not in ON_TOP_OF_ALL:
             for other in sorted(_direct(name)):
-                drawing.arrow(*_way(frames[name], frames[other]))
+                drawing.arrow(*ways.between(name, other))
     return drawing.text(tops[-1] + heights[-1] + 16)
 
 
@@ -98,7 +103,7 @@ def _across(place: Place) -> tuple[float, float]:
 
 
 def _content(drawing: Drawing | None, name: str, x: float, y: float) -> float:
-    """Write a package's name, description and rooms; returns the height that they take."""
+    """Write a package's name, description and folders; returns the height that they take."""
     place = PLACES[name]
     width = _across(place)[1] - 2 * PAD
     at = y + 22
@@ -153,17 +158,66 @@ def _all(name: str) -> set[str]:
     return needs | {deeper for other in needs for deeper in _all(other)}
 
 
-def _way(above: tuple[float, ...], below: tuple[float, ...]) -> list[tuple[float, float]]:
-    """Corners of an arrow between two frames: straight down, straight across, or down the gutter and across."""
+Point = tuple[float, float]
+Frame = tuple[float, float, float, float]
+
+
+class _Ways:
+    """Corners of the arrows between frames, none of which runs through a frame.
+
+    frames   package -> x, y, width, height
+    """
+
+    def __init__(self, frames: Mapping[str, Frame]) -> None:
+        self._frames = frames
+        self._taken: dict[float, str] = {}  # x of a lane -> where the arrows in it end
+
+    def between(self, name: str, other: str) -> list[Point]:
+        """The first of the ways that is free; ValueError where none is."""
+        above, below = self._frames[name], self._frames[other]
+        rest = [frame for each, frame in self._frames.items() if each not in (name, other)]
+        ways = chain(_straight(above, below), self._by_gutters(above, below, other), _around(above, below, rest))
+        for way in ways:
+            if not any(_crosses(start, end, frame) for start, end in pairwise(way) for frame in rest):
+                self._taken.setdefault(way[1][0], other)
+                return way
+        raise ValueError(f"every way from {name} to {other} runs through a package; give one of them another place")
+
+    def _by_gutters(self, above: Frame, below: Frame, other: str) -> Iterator[list[Point]]:
+        """Out of a side, down beside the column and into a side; arrows to one package share a lane."""
+        x, y, width, height = above
+        to_x, to_y, to_width, to_height = below
+        level, arrival = y + height - 20, to_y + to_height / 2
+        for start, gutter in ((x, x - GUTTER / 2), (x + width, x + width + GUTTER / 2)):
+            lane = next(at for at in count(gutter, LANE) if self._taken.get(at, other) == other)
+            end = to_x + to_width + 2 if to_x < lane else to_x - 2
+            yield [(start, level), (lane, level), (lane, arrival), (end, arrival)]
+
+
+def _straight(above: Frame, below: Frame) -> Iterator[list[Point]]:
+    """Down, where one is above the other; across, where they stand side by side."""
     x, y, width, height = above
     to_x, to_y, to_width, to_height = below
     left, right = max(x, to_x), min(x + width, to_x + to_width)
-    if left < right:  # one above the other
+    if left < right:
         middle = (left + right) / 2
-        return [(middle, y + height), (middle, to_y - 2)]
-    overlap = (max(y, to_y), min(y + height, to_y + to_height))
-    if overlap[0] < overlap[1]:  # side by side
-        level = (overlap[0] + overlap[1]) / 2
-        return [(x + width, level), (to_x - 2, level)] if x < to_x else [(x, level), (to_x + to_width + 2, level)]
-    gutter, level = x - 13, to_y + to_height / 2
-    return [(x, y + height - 20), (gutter, y + height - 20), (gutter, level), (to_x + to_width + 2, level)]
+        yield [(middle, y + height), (middle, to_y - 2)]
+    top, bottom = max(y, to_y), min(y + height, to_y + to_height)
+    if top < bottom:
+        level = (top + bottom) / 2
+        yield [(x + width, level), (to_x - 2, level)] if x < to_x else [(x, level), (to_x + to_width + 2, level)]
+
+
+def _around(above: Frame, below: Frame, rest: Sequence[Frame]) -> Iterator[list[Point]]:
+    """Down to the next row, to the left margin, down and into the left side."""
+    x, y, width, height = above
+    to_x, to_y, _, to_height = below
+    middle, level, arrival = x + width / 2, y + height + GAP / 4, to_y + to_height / 2
+    margin = min(frame[0] for frame in rest) - GUTTER / 2
+    yield [(middle, y + height), (middle, level), (margin, level), (margin, arrival), (to_x - 2, arrival)]
+
+
+def _crosses(start: Point, end: Point, frame: Frame) -> bool:
+    x, y, width, height = frame
+    (left, right), (top, bottom) = (sorted(pair) for pair in zip(start, end, strict=True))
+    return left < x + width and right > x and top < y + height and bottom > y
