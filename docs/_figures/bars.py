@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sketch import Sketch
+from svg import width_of
 
-NAMES, LEFT, LONGEST = 150, 162, 480
+NAMES, LEFT, LONGEST = 166, 178, 464
 BAR, BETWEEN = 18, 14
+APART = 6
+"""Between the end of a bar, or the line, and a value."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,9 @@ def draw(chart: Chart) -> str:
         sketch.say(x + 20, 54, label, kind="quiet")
         x += 20 + len(label) * 7.4 + 22
     largest = max(value for group in chart.values.values() for value in group.values())
-    scale = LONGEST / largest
+    scale = LONGEST / max(largest, chart.line[0] if chart.line else 0.0)
     at = 86.0 if chart.line else 72.0
+    place = None
     if chart.line:
         place, count = LEFT + chart.line[0] * scale, sum(map(len, chart.values.values()))
         sketch.rule(place, at - 6, place, at + count * BAR + (len(chart.values) - 1) * BETWEEN + 4)
@@ -51,11 +55,18 @@ def draw(chart: Chart) -> str:
         for label in bars:
             length = values[label] * scale
             sketch.cell(LEFT, at, length, BAR - 3, f"{chart.series[label]}-deep")
-            sketch.say(LEFT + length + 6, at + 12, chart.form.format(values[label]), kind="quiet")
+            value = chart.form.format(values[label])
+            sketch.say(_beside(place, LEFT + length + APART, value), at + 12, value, kind="quiet")
             at += BAR
         at += BETWEEN
     sketch.say(16, at + 12, chart.source, kind="quiet")
     return sketch.text(at + 30)
+
+
+def _beside(line: float | None, x: float, value: str) -> float:
+    """Where a value stands that would begin at x: behind the line, if that would run through it."""
+    crossed = line is not None and x - APART < line < x + width_of(value, 13) + APART / 2
+    return line + APART if line is not None and crossed else x
 
 
 def by_group(rows: Sequence[tuple[str, str, float]]) -> dict[str, dict[str, float]]:

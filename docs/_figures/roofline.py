@@ -20,9 +20,9 @@ SERIES = {  # case, whether it is a wgrad: label, family
     ("bf16", False): ("bf16", "base"),
     ("bf16", True): ("bf16", "base"),
     ("bf16 += fp32", True): ("bf16 += fp32", "tool"),
-    ("block", False): ("1x128", "jax"),
-    ("block", True): ("1x128 wgrad", "check"),
-    ("block += fp32", True): ("1x128 wgrad += fp32", "torch"),
+    ("block", False): ("block", "jax"),
+    ("block", True): ("block wgrad", "check"),
+    ("block += fp32", True): ("block wgrad += fp32", "torch"),
 }
 
 

@@ -58,7 +58,8 @@ class Sketch(Drawing):
         """A thin line."""
         self.shapes.append(f'<line class="rule" x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}"/>')
 
-    def line(self, points: Sequence[tuple[float, float]], family: str) -> None:
+    def line(self, points: Sequence[tuple[float, float]], family: str, *, dashed: bool = False) -> None:
         """A line through the points, in a family's colour."""
         path = " ".join(f"{'L' if number else 'M'}{x:g},{y:g}" for number, (x, y) in enumerate(points))
-        self.shapes.append(f'<path class="{family}-line" d="{path}"/>')
+        dashes = ' stroke-dasharray="6 3"' if dashed else ""
+        self.shapes.append(f'<path class="{family}-line"{dashes} d="{path}"/>')

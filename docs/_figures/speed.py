@@ -15,17 +15,17 @@ THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
 SHAPE = [32768, 7168]
 QUANTIZERS = {  # case of the file: what the chart calls it
-    "current row": "per tensor, rows",
-    "current row+col": "per tensor, both",
-    "per-row row": "per row, rows",
-    "per-row row+col": "per row, both",
-    "block row": "1x128, rows",
-    "block row+col": "1x128, both",
-    "swiglu + block row+col": "SwiGLU + 1x128, both",
-    "mxfp8 row": "MXFP8, rows",
-    "mxfp8 row+col": "MXFP8, both",
-    "nvfp4 row": "NVFP4, rows",
-    "nvfp4 row+col": "NVFP4, both",
+    "current row": "current: rows",
+    "current row+col": "current: both",
+    "per-row row": "row: rows",
+    "per-row row+col": "row: both",
+    "block row": "block: rows",
+    "block row+col": "block: both",
+    "swiglu + block row+col": "SwiGLU + block: both",
+    "mxfp8 row": "MXFP8: rows",
+    "mxfp8 row+col": "MXFP8: both",
+    "nvfp4 row": "NVFP4: rows",
+    "nvfp4 row+col": "NVFP4: both",
 }
 
 
@@ -62,8 +62,8 @@ def moe_peers() -> str:
     ways = {
         "torch _grouped_mm, bf16": "torch, bf16",
         "octavo bf16, standard": "octavo, bf16",
-        "octavo fp8-block, standard": "octavo, 1x128",
-        "octavo fp8-block, standard, codes given": "1x128, codes of weights given",
+        "octavo fp8-block, standard": "octavo, block",
+        "octavo fp8-block, standard, codes given": "block, codes of weights given",
     }
     values = []
     for row in _rows(PEERS):
@@ -87,7 +87,7 @@ def step() -> str:
 
 def gemm() -> str:
     """The forward product of each published model, ours and torch's."""
-    shown = {("bf16", "octavo bf16"), ("block", "octavo 1x128"), ("row", "octavo per row")}
+    shown = {("bf16", "octavo bf16"), ("block", "octavo block"), ("row", "octavo row")}
     peers = {"grouped_mm": "torch bf16", "scaled_grouped_mm exact": "torch per row"}
     names, values = {}, []
     for row in _rows(GEMM):
@@ -101,8 +101,8 @@ def gemm() -> str:
         "torch bf16": "tool",
         "octavo bf16": "base",
         "torch per row": "check",
-        "octavo per row": "torch",
-        "octavo 1x128": "jax",
+        "octavo row": "torch",
+        "octavo block": "jax",
     }
     full = {name: group for name, group in by_group(values).items() if len(group) == len(series)}
     title = "Forward product with exact sums, TFLOP/s"
@@ -110,7 +110,7 @@ def gemm() -> str:
 
 
 def deepgemm() -> str:
-    """FP8 in blocks beside what DeepGEMM was recorded at, at its own shapes."""
+    """Block scaling beside what DeepGEMM was recorded at, at its own shapes."""
     recorded = {"fprop_block": "DeepGEMM fprop", "wgrad_fp8_accumulate": "DeepGEMM wgrad += fp32"}
     ours = {"block": "octavo fprop", "block += fp32": "octavo wgrad += fp32"}
     theirs = {str(row["shape"]): row for row in record(BATCHED)["recorded"]["tflops"]}
@@ -123,7 +123,7 @@ def deepgemm() -> str:
             values.append((name, recorded[field], theirs[str(row["shape"])][field]))
     labels = (label for pair in zip(recorded.values(), ours.values(), strict=True) for label in pair)
     series = dict(zip(labels, ("tool", "jax", "check", "torch"), strict=True))
-    title = "FP8 in blocks of 128, TFLOP/s; DeepGEMM's recorded in another run"
+    title = "Block scaling, TFLOP/s; DeepGEMM's recorded in another run"
     return draw(Chart(title, _source(BATCHED), series, by_group(values), "{:.0f}"))
 
 
@@ -141,7 +141,7 @@ def over_ranks() -> str:
     """MoE layers with experts over two GPUs against one GPU with as many tokens."""
     models = {"Qwen3-30B": "qwen3-30b", "Mixtral": "mixtral", "DSv3": "dsv3"}
     ways = {("bf16", "collective"): "bf16, NCCL", ("bf16", "peer"): "bf16, peer memory"}
-    ways |= {("block", "collective"): "1x128, NCCL", ("block", "peer"): "1x128, peer memory"}
+    ways |= {("block", "collective"): "block, NCCL", ("block", "peer"): "block, peer memory"}
     values = []
     for name, file in models.items():
         values += [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -100,6 +102,72 @@ def test_curves_of_training_are_of_the_same_seeds() -> None:
         for recipe, seed, loss in (("bf16", 0, 4.0), ("bf16", 1, 2.0), ("bf16", 2, 9.0), ("a", 1, 3.0), ("a", 0, 5.0))
     ]
     assert training_runs.mean_losses(rows) == {"a": [4.0, 2.0], "bf16": [3.0, 1.5]}
+
+
+def test_a_value_that_the_line_would_cross_stands_behind_it() -> None:
+    """0.95 of a bar that is compared with 1 is written past the line, 0.5 and 1.2 at the ends of their bars."""
+    values = {"model": {"a": 0.95, "b": 0.5, "c": 1.2}}
+    series = {"a": "base", "b": "jax", "c": "torch"}
+    drawing = bars.draw(bars.Chart("Title", "Source", series, values, "{:.2f}x", (1.0, "one")))
+    places = {text: float(x) for x, text in re.findall(r'x="([\d.]+)"[^>]*>([\d.]+x)<', drawing)}
+    unit = bars.LONGEST / 1.2
+    expected = {"0.95x": 1.0, "0.50x": 0.5, "1.20x": 1.2}
+    for text, value in expected.items():
+        assert places[text] == pytest.approx(bars.LEFT + value * unit + bars.APART, abs=1e-2)
+
+
+def test_differences_of_curves_are_per_cent_of_bf16() -> None:
+    """Means of as many points as are asked for, each relative to bf16's at the same steps; bf16 itself has none."""
+    losses = {"bf16": [2.0, 4.0, 1.0], "a": [2.02, 4.08, 0.5]}
+    found = training_runs.differences(losses, 2)
+    assert found.keys() == {"a"}
+    assert found["a"] == pytest.approx([1.5, -50.0])
+
+
+def test_names_of_curves_do_not_lie_on_one_another() -> None:
+    """Names that would are moved apart, around the middle of theirs; one that stands alone keeps its place."""
+    line = training_runs.LINE
+    places = {"a": 100.0, "b": 101.0, "c": 300.0}
+    assert training_runs._spread(places) == {"a": 100.5 - line / 2, "b": 100.5 + line / 2, "c": 300.0}
+    found = training_runs._spread({name: 5.0 * number for number, name in enumerate("abcdef")})
+    heights = list(found.values())
+    assert list(found) == list("abcdef")
+    assert all(lower - upper == pytest.approx(line) for upper, lower in pairwise(heights))
+
+
+def test_no_line_runs_through_text() -> None:
+    """In no figure: neither an arrow, nor a rule of a chart, nor the line that bars are compared with."""
+    for name in FIGURES:
+        drawing = ElementTree.fromstring(FIGURES[name]())
+        boxes = list(_texts(drawing))
+        for start, end in _lines(drawing):
+            (x, to_x), (y, to_y) = (sorted(pair) for pair in zip(start, end, strict=True))
+            for left, top, right, bottom, text in boxes:
+                crossed = x < right and to_x > left and y < bottom and to_y > top
+                assert not crossed, f"{name}: a line runs through {text!r}"
+
+
+def _texts(drawing: ElementTree.Element) -> Iterator[tuple[float, float, float, float, str]]:
+    """Left, top, right and bottom of each text, and the text."""
+    sizes = {"prose": 11.5, "chip": 11, "name": 13, "say": 14, "head1": 15, "title": 15, "step": 12}
+    for text in drawing.iter("{http://www.w3.org/2000/svg}text"):
+        kind, said = text.get("class", ""), str(text.text)
+        width = call.width_of(said, sizes.get(kind, 13), mono=kind in ("chip", "name", "code")) * 0.9
+        x, y = float(text.get("x", 0)), float(text.get("y", 0))
+        x -= {"start": 0.0, "middle": width / 2, "end": width}[text.get("text-anchor", "start")]
+        yield x, y - 9, x + width, y + 2, said
+
+
+def _lines(drawing: ElementTree.Element) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+    """Both ends of every rule that stands or lies, and of every piece of an arrow."""
+    for line in drawing.iter("{http://www.w3.org/2000/svg}line"):
+        x, y, to_x, to_y = (float(line.get(each, 0)) for each in ("x1", "y1", "x2", "y2"))
+        if x == to_x or y == to_y:
+            yield (x, y), (to_x, to_y)
+    for path in drawing.iter("{http://www.w3.org/2000/svg}path"):
+        if path.get("class") == "arrow":
+            corners = re.findall(r"[ML]([-\d.]+),([-\d.]+)", path.get("d", ""))
+            yield from pairwise((float(x), float(y)) for x, y in corners)
 
 
 def test_published_figures_are_in_the_table() -> None:
