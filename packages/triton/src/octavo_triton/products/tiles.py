@@ -10,7 +10,8 @@ from octavo_triton.products.spec import Chip, GemmSpec, Product
 class Tile(NamedTuple):
     """Columns of the result, depth of a step of the sum, warps, stages of the pipeline.
 
-    What stages hold must fit into the chip's shared memory, 99 KiB on sm_89 and sm_120; packages/torch-triton/tests/compiled checks it.
+    What stages hold must fit into the chip's shared memory, 99 KiB on sm_89 and sm_120;
+    packages/torch-triton/tests/compiled checks it.
     """
 
     columns: int
