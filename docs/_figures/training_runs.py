@@ -126,7 +126,7 @@ def _is_second(recipe: str) -> bool:
 
 
 def _spread(places: Mapping[str, float]) -> dict[str, float]:
-    """Heights of names that are at least a line apart, in the order of those that are given, moved no more than needed."""
+    """Heights of names at least a line apart, in the order of those that are given and moved no more than needed."""
     order = sorted(places, key=places.__getitem__)
     runs: list[list[str]] = []  # of names that stand a line apart; two that would overlap become one
     for name in order:
