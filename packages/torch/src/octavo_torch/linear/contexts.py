@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +12,10 @@ from torch._C import _functorch
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import refuse
+from octavo_torch.linear.cast_weight import CastWeight
 from octavo_torch.scaling.delayed_state import DelayedState
 
-_CAST = frozenset({"x", "weight", "w1", "w2"})
+_WEIGHTS = frozenset({"weight", "w1", "w2"})
 
 C = TypeVar("C")
 S = TypeVar("S", DelayedState, DelayedState | None)
@@ -33,7 +34,7 @@ def matters(x: object) -> bool:
 def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:
     """`function(**operands)`: with x and weights in autocast's dtype and autocast off, or as transforms take it.
 
-    operands   of the call, by name; x and weights in high precision are cast, codes are not
+    operands   of the call, by name; x is cast, and a weight becomes a CastWeight
     """
     if transforms_active():
         return _transformed(function, operands)
@@ -41,7 +42,7 @@ def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tens
     device = x.device.type if isinstance(x, Tensor) else "cpu"
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
-        return function(**{name: _cast(dtype, value) if name in _CAST else value for name, value in operands.items()})
+        return function(**{name: _cast(name, value, dtype) for name, value in operands.items()})
 
 
 def run_backward(backward: Callable[[C, Tensor], list[Tensor | None]], ctx: C, dy: Tensor) -> list[Tensor | None]:
@@ -77,10 +78,18 @@ def _unwrapped(value: Tensor) -> Tensor:
     return value
 
 
-def _cast(dtype: torch.dtype, value: object) -> object:
-    if isinstance(value, tuple | list):
-        return tuple(_cast(dtype, part) for part in value)
-    return value.to(dtype) if isinstance(value, Tensor) and value.dtype in DTYPE_NAMES else value
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype to which calls on this device cast x and weights; None outside of torch.autocast."""
+    if not autocast_anywhere() or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def _cast(name: str, value: Any, dtype: torch.dtype) -> object:
+    if name in _WEIGHTS:
+        return CastWeight(value, dtype)
+    cast = name == "x" and isinstance(value, Tensor) and value.dtype in DTYPE_NAMES
+    return value.to(dtype) if cast else value
 
 
 def _transformed(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:

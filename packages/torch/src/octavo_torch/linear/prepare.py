@@ -10,9 +10,13 @@ from torch import Tensor
 from octavo_torch.arrays.per_group import Weights, as_one
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.call import Call
+from octavo_torch.linear.cast_weight import CastWeight, cast_values
 from octavo_torch.linear.coded_weight import operands_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.wgrad.target import target_for
+
+GivenWeight = Weights | QuantizedWeight | CastWeight
+"""A layer's weight: as the caller gave it, or in autocast."""
 
 
 class Parameters(NamedTuple):
@@ -20,7 +24,7 @@ class Parameters(NamedTuple):
 
     source   the weight of this rank, quantized or not
     leaves   the high-precision weight, which receives the gradient: one tensor, or one per group
-    weight   [G, N, K]: those leaves as one tensor
+    weight   [G, N, K]: those leaves as one tensor, in the dtype in which the call reads them
     bias     [G, N], or None
     """
 
@@ -30,13 +34,23 @@ class Parameters(NamedTuple):
     bias: Tensor | None
 
 
-def parameters_of(
-    weight: Weights | QuantizedWeight, bias: Weights | None, names: tuple[str, str] = ("weight", "bias")
-) -> Parameters:
-    """Local shards of DTensors, and one tensor per parameter. ValueError, naming the argument, for unequal parts."""
+def parameters_of(weight: GivenWeight, bias: Weights | None, names: tuple[str, str] = ("weight", "bias")) -> Parameters:
+    """Local shards of DTensors, and one tensor per parameter.
+
+    Raises ValueError, naming the argument, for unequal parts, and for codes of values in another dtype.
+    """
+    dtype = None
+    if isinstance(weight, CastWeight):
+        dtype = weight.dtype
+        weight = weight.weight
     source, bias = operands_of(weight, bias)
     leaves = source.weight if isinstance(source, QuantizedWeight) else source
-    return Parameters(source, leaves, as_one(names[0], leaves), None if bias is None else as_one(names[1], bias))
+    whole = as_one(names[0], leaves)
+    if dtype is not None:
+        whole = cast_values(whole, dtype)
+    if isinstance(source, QuantizedWeight):
+        source.check_values(names[0], whole.dtype)
+    return Parameters(source, leaves, whole, None if bias is None else as_one(names[1], bias))
 
 
 def settle(

@@ -20,7 +20,7 @@ from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import layer_for
 from octavo_torch.linear import contexts
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.quantized_operands import quantize_weight
+from octavo_torch.linear.quantized_operands import quantize_own_values
 
 _BLOCK = 32
 _aten = torch.ops.aten
@@ -138,8 +138,7 @@ class PackedWeight(torch.Tensor):
         codes = self._codes_of_bytes(backend, only)
         if codes is None:
             # of a weight that takes a gradient both planes are made: dgrad reads the second
-            codes = quantize_weight(self._halves().requires_grad_(), self.recipe, backend=backend).codes
-        assert codes is not None  # fprop reads them
+            codes, _ = quantize_own_values(self._halves().requires_grad_(), self.recipe, backend=backend)
         return CodedWeight(codes, self.recipe, self.dtype, self.interleave)
 
     def _codes_of_bytes(self, backend: str | tuple[str, ...] | None, only: Direction | None) -> GroupedTensor | None:
