@@ -16,7 +16,7 @@ from octavo_torch.arrays.operands import check_operands, check_weight
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of, version_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.compiler.tracing import one_call
+from octavo_torch.compiler.transforms import GROUPS, Subject, without_derivative
 from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear import arguments, contexts
@@ -89,8 +89,7 @@ def quantize_own_values(
     return weight.codes, weight.interleave
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("quantize_weight", GROUPS))
 def _weight_codes(
     w: Weights,
     recipe: Recipe,
@@ -109,6 +108,7 @@ def _weight_codes(
     if dtype is not None:
         whole = whole.to(dtype)
     arguments.check_state(recipe, state, whole)
+    state = contexts.in_place(state)
     need = any(leaf.requires_grad for leaf in leaves_of(w))
     layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, backend_names(backend), wants_graph(whole))
     if layer.stochastic_forward and layer.quantize_w is not None and seed is None:
@@ -235,8 +235,7 @@ def quantize_input(
     return QuantizedInput(x, result[1] if len(result) == 2 else None, result[0], recipe, version)
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("quantize_input", GROUPS))
 def _input_codes(
     x: Tensor,
     weight: Weights | QuantizedWeight,
@@ -255,6 +254,7 @@ def _input_codes(
     sizes, at_host = as_sizes(group_sizes, x.shape[0], w.shape[0], x)
     check_group_offset(group_offset, w.shape[0])
     arguments.check_state(recipe, state, x, w.shape[0])
+    state = contexts.in_place(state)
     need = any(leaf.requires_grad for leaf in leaves_of(own))
     layer = layer_for(recipe, x, w, at_host, x.requires_grad, need, backend_names(backend), wants_graph(x))
     if layer.quantize_x is None:

@@ -17,8 +17,8 @@ from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import check_stored_interleave, from_halves
 from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layer import layer_for
-from octavo_torch.linear import contexts
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_operands import quantize_own_values
 
@@ -189,7 +189,7 @@ def expanded(
         return product(weight.expand_codes(backend))
     again = _Again(weight, backend)
     # a transform may keep tensors of its own in the place of those that the hooks would see
-    value = weight.expand_codes(backend, only=None if contexts.transforms_active() else "rowwise")
+    value = weight.expand_codes(backend, only=None if transforms_active() else "rowwise")
     with torch.autograd.graph.saved_tensors_hooks(again.keep_of(value), again.load):
         return product(value)
 
