@@ -20,22 +20,18 @@ def refuse() -> NotImplementedError:
     )
 
 
-def refuse_forward_mode() -> NotImplementedError:
-    """The error of a layer's call with a tangent."""
+def refuse_forward_mode(name: str = "") -> NotImplementedError:
+    """The error of a call with a tangent: of a layer, or of the function of that name."""
+    if name:
+        return NotImplementedError(
+            f"an input of {name} carries a tangent of forward-mode differentiation, for which it has no rule; take the "
+            "gradient with backward or torch.func.grad"
+        )
     return NotImplementedError(
         "an input of a grouped layer carries a tangent of forward-mode differentiation, for which the layer has no "
         "rule; take the gradient with backward or torch.func.grad, or compute this term with "
         "torch.nn.functional.linear per group instead"
     )
-
-
-def check_no_tangent_of(name: str, *inputs: Tensor | None) -> None:
-    """Raises NotImplementedError where one of the inputs of the function of that name has a tangent."""
-    if forward_ad._current_level >= 0 and any(value is not None and _has_tangent(value) for value in inputs):
-        raise NotImplementedError(
-            f"an input of {name} carries a tangent of forward-mode differentiation, for which it has no rule; take the "
-            "gradient with backward or torch.func.grad"
-        )
 
 
 class FirstOrderFunction(torch.autograd.Function):
@@ -47,15 +43,14 @@ class FirstOrderFunction(torch.autograd.Function):
         raise refuse_forward_mode()
 
 
-def check_no_tangent(*inputs: object) -> None:
-    """Raises NotImplementedError where one of these tensors has a tangent: operators without a rule would drop it."""
+def check_no_tangent(*inputs: object, name: str = "") -> None:
+    """Raises NotImplementedError where one of these tensors has a tangent: operators without a rule would drop it.
+
+    name   of the function whose inputs they are; "" for a layer
+    """
     for value in inputs:
-        if isinstance(value, Tensor) and _has_tangent(value):
-            raise refuse_forward_mode()
-
-
-def _has_tangent(value: Tensor) -> bool:
-    return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+        if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
+            raise refuse_forward_mode(name)
 
 
 def check_no_graph(dy: Tensor) -> None:

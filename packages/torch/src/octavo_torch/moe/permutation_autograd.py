@@ -6,9 +6,10 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from octavo_torch.compiler.autograd_context import AutogradContext
-from octavo_torch.compiler.second_derivative import check_no_tangent_of
+from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.compiler.transforms import Subject, check_transform, no_transform, transforms_active
 from octavo_torch.moe.moves import Moves
 
@@ -136,7 +137,8 @@ def check_derivatives(*operands: Tensor | None) -> None:
     """Raises NotImplementedError inside transforms other than torch.func.grad, and for an operand with a tangent."""
     if transforms_active():
         check_transform(ROWS)
-    check_no_tangent_of(ROWS.name, *operands)
+    if forward_ad._current_level >= 0:
+        check_no_tangent(*operands, name=ROWS.name)
 
 
 def permute(x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
