@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,15 +107,15 @@ class MasterWeights(nn.ParameterDict):
 
         return undo
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         optimizers = (followed() for followed in self._followed)
         return {**self.__dict__, "_followed": [one for one in optimizers if one is not None]}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__({**state, "_followed": []})  # type: ignore[no-untyped-call]
         # neither an optimizer's state nor a weight's has what this has given to it
         self._give_buffers()
-        for optimizer in state.get("_followed", ()):
+        for optimizer in cast("list[Optimizer]", state.get("_followed", ())):
             self.follow(optimizer)
 
     def collect(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import Any, Self
+from copy import copy
+from typing import Self
 
 from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
 from octavo_torch.compiler.tracing import is_plain
@@ -33,8 +33,9 @@ class Versioned(ABC):
 
     def without_version(self) -> Self:
         """A copy for tensors that count changes anew, outdated where this is."""
-        changed: Any = self
-        return replace(changed, version=_OUTDATED if self.outdated else None)  # type: ignore[no-any-return]
+        made = copy(self)
+        made.version = _OUTDATED if self.outdated else None
+        return made
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "version": _OUTDATED if self.outdated else self.version}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.versioned import Versioned
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import refuse
@@ -21,7 +22,8 @@ from octavo_torch.compiler.transforms import (
     transforms_active,
     unwrapped,
 )
-from octavo_torch.linear.cast_weight import CastWeight
+from octavo_torch.linear.prepare import CastWeight
+from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState
 
 _WEIGHTS = frozenset({"weight", "w1", "w2"})
@@ -93,11 +95,12 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
-def _cast(name: str, value: Any, dtype: torch.dtype) -> object:
+def _cast(name: str, value: object, dtype: torch.dtype) -> object:
     if name in _WEIGHTS:
-        return CastWeight(value, dtype)
-    cast = name == "x" and isinstance(value, Tensor) and value.dtype in DTYPE_NAMES
-    return value.to(dtype) if cast else value
+        return CastWeight(cast("Weights | QuantizedWeight", value), dtype)
+    if name == "x" and isinstance(value, Tensor) and value.dtype in DTYPE_NAMES:
+        return value.to(dtype)
+    return value
 
 
 class _Again:
