@@ -8,6 +8,8 @@ import re
 import pytest
 from workspace import ROOT, packages, tracked
 
+from octavo_registry.discovery.install import PACKAGES
+
 every_package = pytest.mark.parametrize("name", sorted(packages()))
 
 
@@ -28,6 +30,18 @@ def test_the_version_is_one(name: str) -> None:
     """`pip show` and `__version__` tell the same, or a bug report names a version that never was."""
     package = packages()[name]
     assert importlib.import_module(package.import_name).__version__ == package.project["version"]
+
+
+def test_what_users_are_told_to_install_is_here() -> None:
+    """Folders, and what of ours each package needs, as the registry tells of them."""
+    needs = {
+        name: {re.match(r"[a-z-]+", line)[0] for line in package.project.get("dependencies", []) if "octavo" in line}  # type: ignore[index]
+        for name, package in packages().items()
+    }
+    assert {name: ROOT / folder for name, (folder, _) in PACKAGES.items()} == {
+        name: package.directory for name, package in packages().items()
+    }
+    assert {name: {*needed} for name, (_, needed) in PACKAGES.items()} == needs
 
 
 @every_package

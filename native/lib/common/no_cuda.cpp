@@ -16,7 +16,7 @@ namespace {
 Error absent() {
   return unsupported(
       "this build has no CUDA kernels: nvcc was not found when octavo-native was built; install the CUDA toolkit and "
-      "build again with: pip install --no-binary octavo-native --force-reinstall octavo-native");
+      "build again, in a clone of Octavo, with: pip install --force-reinstall --no-deps ./native");
 }
 
 }  // namespace

@@ -12,6 +12,6 @@ def lines() -> list[str]:
         return [f"kernels for the CPU and for CUDA ({', '.join(info['archs'])}, nvcc {info['nvcc']})"]
     return [
         "kernels for the CPU alone: nvcc was not found when this build was made",
-        "for CUDA kernels put nvcc 12.8 or newer on the PATH and run: "
-        "pip install --force-reinstall --no-deps --no-binary octavo-native octavo-native",
+        "for CUDA kernels put nvcc 12.8 or newer on the PATH, and in a clone of Octavo run: "
+        "pip install --force-reinstall --no-deps ./native",
     ]

@@ -81,6 +81,24 @@ def test_two_benchmarks(tmp_path: Path, run: Any) -> None:
     assert "3 slower" in run("compare", str(tmp_path / "1.json"), str(tmp_path / "2.json")).out
 
 
+def test_benchmarks_without_a_row_in_common(tmp_path: Path, run: Any) -> None:
+    """They are of two commands, or of other shapes: one line says so, where a table of no rows said nothing."""
+    step = {"command": "octavo bench step --quick", **timed(("moe", 9, 8, 10))}
+    gemm = {"command": "octavo bench gemm", **timed(("bf16", 100, 95, 105))}
+    paths = [written(tmp_path / "s.json", step), written(tmp_path / "g.json", gemm)]
+    for more in ([], ["--json"]):
+        result = run("compare", *paths, *more)
+        assert result.code == 2
+    told = run("compare", *paths).err
+    assert "s.json is a result of octavo bench step and " in told
+    assert told.strip().endswith("g.json of octavo bench gemm; compare two of one command")
+    step["command"] = gemm["command"]
+    same = run("compare", written(tmp_path / "s.json", step), paths[1])
+    assert same.code == 2
+    assert "have no row in common: the first row of one is 'moe fprop 2,64,32,128 even'" in same.err
+    assert len(same.err.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [("{", "not valid JSON"), ("[1]", "holds a list"), ("{}", "neither runs"), (None, "No such file")],

@@ -196,7 +196,10 @@ TABLE = [
     (["--ranks", "8", "--network", "-1"], "--network is -1"),
     (["--ranks", "8", "--chip", "h100"], "give h200, which was measured"),
     (["--ranks", "8", "--recipes", "bf16,mxfp8"], "with --ranks give one of bf16"),
-    (["--ranks", "2"], "no fewer than 3 ranks"),
+    (["--ranks", "2"], "no fewer than 3 ranks, and with --ranks 2 experts are spread over 2 at most"),
+    (["--ranks", "7"], "over 1 at most, the largest number that divides both 7 and 256; give --ranks 4 or a multiple"),
+    (["--ranks", "4", "--layers", "999"], "the largest number that divides both 4 and 256; give fewer --layers"),
+    (["--ranks", "4", "--shape", "2,99999,99999,65536", "--choices", "1"], "give a smaller --shape"),
     (["--recipes", "bf16"], "--shape is missing"),
 ]
 

@@ -61,10 +61,12 @@ def test_failure_is_1(command: Command) -> None:
 
 def test_bad_input_is_2(command: Command) -> None:
     """An unknown backend, a report of no known kind, and an expression that matches nothing."""
-    unknown = command("no-such", "--json")
-    assert unknown.returncode == 2
-    assert unknown.stdout == ""
-    assert "backend 'no-such' is not installed" in unknown.stderr
+    for options in ([], ["--json"]):
+        unknown = command("no-such", *options)
+        assert unknown.returncode == 2
+        assert unknown.stdout == ""
+        assert unknown.stderr.startswith("octavo: backend 'no-such' is not installed; installed backends: ")
+        assert unknown.stderr.count("\n") == 1
     assert command("numpy-honest", "--report", "r.txt").returncode == 2
     nothing = command("numpy-honest", "-k", "no_such_test")
     assert nothing.returncode == 2

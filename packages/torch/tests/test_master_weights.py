@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +193,63 @@ def test_what_does_not_fit_is_refused() -> None:
         masters.follow(torch.optim.SGD(nn.Linear(2, 2).parameters()))
     with pytest.raises(ValueError, match="assign is True"):
         masters.load_state_dict(masters.state_dict(), assign=True)
+
+
+def _pickled(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@pytest.mark.parametrize("way", [copy.deepcopy, _pickled])
+@pytest.mark.parametrize("main_grad", [None, "accumulate"])
+def test_copies_made_together_follow_one_another(
+    main_grad: Any, way: Any, order: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    """Whatever comes first in the copy: it trains on as the original does, bit for bit, and each by its own steps."""
+    model = make("fp8-block", main_grad=main_grad)
+    masters = MasterWeights(model)
+    optimizer = torch.optim.AdamW(masters.all_parameters(), lr=1e-2)
+    masters.follow(optimizer)
+    batches = [(torch.randn(M, K).bfloat16(), torch.randn(M, K).bfloat16()) for _ in range(3)]
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> list[Tensor]:
+        found = []
+        for x, dy in batches:
+            optimizer.zero_grad()
+            y = model(x, SIZES)
+            y.backward(dy)
+            optimizer.step()
+            found.append(y.detach())
+        return found
+
+    steps(model, optimizer, batches[:1])
+    whole = (model, masters, optimizer)
+    copied = dict(zip(order, way([whole[number] for number in order]), strict=True))
+    before = model(batches[2][0], SIZES)
+    theirs = steps(copied[0], copied[2], batches[1:])
+    assert torch.equal(model(batches[2][0], SIZES), before)
+    ours = steps(model, optimizer, batches[1:])
+    assert not torch.equal(before, ours[1])
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for name, master in masters.items():
+        assert torch.equal(copied[1][name], master)
+
+
+def test_what_is_followed_no_longer_is_not_followed_by_a_copy() -> None:
+    """Undone, or an optimizer that nobody has: a copy holds no state of one, and takes a new one."""
+    model = make("mxfp8")
+    masters = MasterWeights(model)
+    first, second = (torch.optim.AdamW(masters.all_parameters()) for _ in range(2))
+    undo, _ = masters.follow(first), masters.follow(second)
+    undo()
+    undo()
+    own, copied, theirs = copy.deepcopy((masters, first, second))
+    assert not copied._optimizer_step_pre_hooks
+    assert len(theirs._optimizer_step_pre_hooks) == 1
+    del second, theirs
+    gc.collect()
+    assert masters.__getstate__()["_followed"] == own.__getstate__()["_followed"] == []
+    own.follow(torch.optim.SGD(own.all_parameters(), lr=0.1))

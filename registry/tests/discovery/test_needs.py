@@ -10,7 +10,8 @@ import pytest
 
 from octavo import NoBackendError
 from octavo_registry import API_LEVEL
-from octavo_registry.discovery.needs import check_requirement, installed_version, unmet
+from octavo_registry.discovery.install import installed_version
+from octavo_registry.discovery.needs import check_requirement, unmet
 from octavo_registry.discovery.records import OLDEST_API_LEVEL, api_level_refusal
 
 

@@ -236,8 +236,8 @@ def test_nobody_serves(fakes: Any) -> None:
 @pytest.mark.parametrize(
     ("framework", "line"),
     [
-        ("torch", "No backend for torch is installed: pip install octavo-torch"),
-        ("jax", "No backend for jax is installed: pip install octavo-jax"),
+        ("torch", "No backend for torch is installed; in a clone of Octavo run: pip install ./packages/torch"),
+        ("jax", "No backend for jax is installed; in a clone of Octavo run: pip install ./packages/jax"),
         ("tf", "No installed package serves framework 'tf'; known ones are jax, torch"),
     ],
 )

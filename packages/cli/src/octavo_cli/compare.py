@@ -60,6 +60,8 @@ def compare(
     kinds = [_kind(path, content) for path, content in ((first, left), (second, right))]
     if kinds[0] != kinds[1]:
         raise InputError(f"{first} is a result of {kinds[0]} and {second} of {kinds[1]}; compare two of one kind")
+    if kinds[0] == "octavo bench":
+        _check_comparable((first, left), (second, right))
     settings = _settings(left, right)
     rows = _trained(left, right) if kinds[0] == "octavo train" else _timed(left, right)
     if as_json:
@@ -89,6 +91,23 @@ def _kind(path: Path, content: Mapping[str, Any]) -> str:
     if any(True for _ in _rows(content)):
         return "octavo bench"
     raise InputError(f"{path} has neither runs of octavo train nor times of octavo bench; name a result of one of them")
+
+
+def _check_comparable(first: tuple[Path, dict[str, Any]], second: tuple[Path, dict[str, Any]]) -> None:
+    """InputError for results without a row in common, which says how they differ."""
+    (path, left), (other, right) = first, second
+    ours, theirs = dict(_rows(left)), dict(_rows(right))
+    if ours.keys() & theirs.keys():
+        return
+    commands = [content.get("command") for content in (left, right)]
+    kinds = [" ".join(command.split()[:3]) if isinstance(command, str) else "" for command in commands]
+    if all(kinds) and kinds[0] != kinds[1]:
+        raise InputError(f"{path} is a result of {kinds[0]} and {other} of {kinds[1]}; compare two of one command")
+    examples = [" ".join(next(iter(rows))[1:]) or "a row without a name" for rows in (ours, theirs)]
+    raise InputError(
+        f"{path} and {other} have no row in common: the first row of one is {examples[0]!r}, of the other "
+        f"{examples[1]!r}; compare results of one command, of the same shapes and backends"
+    )
 
 
 def _settings(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 
 PASSED, FAILED, BAD_INPUT = 0, 1, 2
-_BY_PYTEST = {0: PASSED, 1: FAILED, 4: BAD_INPUT, 5: BAD_INPUT}
-"""pytest's exit codes; 4 is a usage error, 5 no test selected. The others are faults of the run itself."""
+_USAGE_ERROR = 4
+_BY_USAGE_ERROR = "ERROR: "
+_BY_PYTEST = {0: PASSED, 1: FAILED, _USAGE_ERROR: BAD_INPUT, 5: BAD_INPUT}
+"""pytest's exit codes; 5 is no test selected. The others are faults of the run itself."""
 
 
 def conform(
@@ -48,18 +50,27 @@ def conform(
             [*_arguments(backend, reports, gaps, full, expression, seed), *_shown(skips, exit_first, verbose, quiet)],
             check=False,
             stdout=subprocess.PIPE if as_json else None,
-            stderr=subprocess.PIPE if as_json else None,
+            stderr=subprocess.PIPE,
             text=True,
         )
         code = _BY_PYTEST.get(run.returncode, FAILED)
         if as_json and printed.exists():
             typer.echo(printed.read_text(encoding="utf-8"), nl=False)
         elif as_json:
-            typer.echo((run.stdout + run.stderr).strip(), err=True)
+            typer.echo(run.stdout.strip(), err=True, nl=bool(run.stdout.strip()))
             code = code or FAILED
+        typer.echo(_told(run.returncode, run.stderr), err=True, nl=False)
         if run.returncode == 5:
             typer.echo(f"no test matches -k {expression!r}; leave -k out to run all", err=True)
     raise typer.Exit(code)
+
+
+def _told(returncode: int, text: str) -> str:
+    """What pytest has written of its run, as Octavo's own line where the input was wrong."""
+    sentence = text.strip()
+    if returncode != _USAGE_ERROR or not sentence.startswith(_BY_USAGE_ERROR) or "\n" in sentence:
+        return text
+    return f"octavo: {sentence.removeprefix(_BY_USAGE_ERROR)}\n"
 
 
 def _shown(skips: bool, exit_first: bool, verbose: bool, quiet: bool) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,11 @@ class MasterWeights(nn.ParameterDict):
         masters = octavo_torch.MasterWeights(model)
         optimizer = torch.optim.AdamW(masters.all_parameters())
         masters.follow(optimizer)  # each step begins with collect() and ends with write()
+
+    A copy, or what a pickle holds, belongs to the copies of the module and of the optimizers that are made in the same
+    call, and follows those: `copy.deepcopy((model, masters, optimizer))`. Of parts that are copied one by one none
+    belongs to another: torch copies no optimizer's hooks, so that of such parts `follow` has to be called again, on a
+    MasterWeights of that model and an optimizer over it.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class MasterWeights(nn.ParameterDict):
         strange = sorted(set(values or {}) - set(coded))
         if strange:
             raise ValueError(f"values has {strange[0]!r}; give values of {', '.join(coded)} alone")
+        self._followed: list[weakref.ref[Optimizer]] = []
         self._coded, self._others = coded, [p for p in module.parameters() if not isinstance(p, CodedWeight)]
         # each is checked before any is written
         masters = {name: _master(name, weight, dtype, (values or {}).get(name)) for name, weight in coded.items()}
@@ -61,7 +68,12 @@ class MasterWeights(nn.ParameterDict):
             if values is not None and name in values:
                 with torch.no_grad():
                     weight.copy_(masters[name])
-            weight.get_main_grad = partial(_gradient_of, masters[name])  # type: ignore[attr-defined]
+        self._give_buffers()
+
+    def _give_buffers(self) -> None:
+        """Has a layer with `main_grad` add to the masters' gradients."""
+        for name, weight in self._coded.items():
+            weight.get_main_grad = partial(_gradient_of, self[_key(name)])  # type: ignore[attr-defined]
 
     def all_parameters(self) -> Iterator[nn.Parameter]:
         """What an optimizer steps: the masters, and the module's other parameters."""
@@ -69,7 +81,10 @@ class MasterWeights(nn.ParameterDict):
         yield from self._others
 
     def follow(self, optimizer: Optimizer) -> Callable[[], None]:
-        """From now on each step of `optimizer` begins with `collect` and ends with `write`; returns what undoes it."""
+        """From now on each step of `optimizer` begins with `collect` and ends with `write`; returns what undoes it.
+
+        A copy of the optimizer is followed where it is made together with one of this: see the class.
+        """
         if not isinstance(optimizer, Optimizer):
             raise ValueError(f"optimizer is {brief(optimizer)}; give a torch.optim.Optimizer over all_parameters()")
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -81,12 +96,27 @@ class MasterWeights(nn.ParameterDict):
             )
         before = optimizer.register_step_pre_hook(lambda *_: self.collect())
         after = optimizer.register_step_post_hook(lambda *_: self.write())
+        followed = weakref.ref(optimizer)
+        self._followed.append(followed)
 
         def undo() -> None:
             before.remove()
             after.remove()
+            if followed in self._followed:
+                self._followed.remove(followed)
 
         return undo
+
+    def __getstate__(self) -> dict[str, object]:
+        optimizers = (followed() for followed in self._followed)
+        return {**self.__dict__, "_followed": [one for one in optimizers if one is not None]}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__({**state, "_followed": []})  # type: ignore[no-untyped-call]
+        # neither an optimizer's state nor a weight's has what this has given to it
+        self._give_buffers()
+        for optimizer in cast("list[Optimizer]", state.get("_followed", ())):
+            self.follow(optimizer)
 
     def collect(self) -> None:
         """Moves the gradients that the CodedWeights have received to the masters: call it before you clip them."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from experts_work.bits import equal_to_one_process, sums_and_their_bound, travels_as_codes
 from experts_work.faults import agreed_before, changes_alone, does_not_come, ends, left_out, otherwise
-from experts_work.modules import layers_share_memory, shares_an_expert, trains
+from experts_work.modules import layers_share_memory, shares_an_expert, trains, trains_in_autocast
 from experts_work.overlap import calls_beside_messages
 from experts_work.traffic import bytes_on_the_wire, reads_on_the_host
 from moe_layers import RECIPES
@@ -110,6 +110,12 @@ def test_a_module_trains_over_ranks(ranks: Ranks) -> None:
     scales are those of one module; the router's gradients add up to its."""
     for size in (2, 4):
         assert ranks(trains, size) == [[]] * WORLD
+
+
+def test_a_module_trains_in_autocast_over_ranks(ranks: Ranks) -> None:
+    """fp32 parameters with main_grad, and codes made once: the bits of one process, as within one."""
+    for size in (2, 4):
+        assert ranks(trains_in_autocast, size, fresh()) == [[]] * WORLD
 
 
 def test_a_shared_expert_stays_with_the_tokens(ranks: Ranks) -> None:

@@ -56,6 +56,40 @@ def trains(ranks: int) -> list[str]:
     return [*found, *_not_summed("router", mine.router, whole.router, group)]
 
 
+def trains_in_autocast(ranks: int, seed: int) -> list[str]:
+    """Two microbatches of a MoE module of fp32 parameters inside of autocast, with codes that were made once and
+    gradients in main_grad, and of one of its own over ranks: what differs."""
+    group, _ = group_of(ranks)
+    me, found = group.rank(), []
+    experts = slice(me * E // ranks, (me + 1) * E // ranks)
+    how: dict[str, Any] = {"recipe": "mxfp8", "backend": REFERENCE, "main_grad": "accumulate"}
+    torch.manual_seed(seed)
+    whole = MoE(E, K, F, C, N, **how)
+    mine = MoE(E, K, F, C, N, ep=DeviceMesh.from_group(group, "cpu"), **how)
+    for name in ("weight1", "weight2"):
+        of_all, own = whole.get_parameter(name), mine.get_parameter(name)
+        own.data.copy_(of_all[experts])
+        for one in (of_all, own):
+            one.main_grad = torch.zeros_like(one)  # type: ignore[attr-defined]
+    mine.router.data.copy_(whole.router)
+    counts = [7, 0, 5, 4][:ranks]
+    here = slice(sum(counts[:me]), sum(counts[: me + 1]))
+    with torch.autocast("cpu", torch.bfloat16):
+        codes = mine.quantize_weights(), whole.quantize_weights()
+        for number in range(2):
+            x = torch.randn(sum(counts), K)
+            y, all_y = mine(x[here], weights=codes[0]), whole(x, weights=codes[1])
+            y.float().square().sum().backward()
+            all_y.float().square().sum().backward()
+            if y.dtype is not torch.bfloat16 or not torch.equal(y, all_y[here]):
+                found.append(f"y of microbatch {number}")
+    for name in ("weight1", "weight2"):
+        ours, theirs = mine.get_parameter(name).main_grad, whole.get_parameter(name).main_grad[experts]
+        if not ours.any() or not torch.equal(ours, theirs):
+            found.append(name)
+    return found
+
+
 def layers_share_memory(seed: int, recipes: tuple[str, str], postpones: bool) -> list[str]:
     """Two layers of other sides, of which the second needs more peer memory, one after the other, in two microbatches
     whose backwards come last to first; and a forward without gradients in between: what differs from collectives.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -170,3 +171,33 @@ def test_replayed_choices_give_the_same_result(rng: np.random.Generator) -> None
     assert not torch.equal(layer.choose(x).choices, first.choices)
     assert torch.equal(layer(x, layer.choose(x, replay=first.choices)), y)
     assert torch.equal(layer(x, first, weights=layer.quantize_weights()), y)
+
+
+CASTS: dict[str, Callable[[MoE], MoE]] = {
+    "bfloat16": lambda layer: layer.bfloat16(),
+    "half": lambda layer: layer.half(),
+    "double": lambda layer: layer.double(),
+    "dtype": lambda layer: layer.to(torch.bfloat16),
+    "device and dtype": lambda layer: layer.to("cpu", torch.float16),
+    "like": lambda layer: layer.to(torch.empty(1, dtype=torch.bfloat16)),
+    "inside of a model": lambda layer: (torch.nn.Sequential(layer).bfloat16(), layer)[1],
+}
+
+
+@pytest.mark.parametrize("way", CASTS)
+def test_casting_leaves_the_bias_for_choosing_alone(way: str, rng: np.random.Generator) -> None:
+    """Every cast means the parameters: buffers keep dtype and bits, those of a state dict that is loaded later, too."""
+    layer = MoE(E, K, F, C, recipe=DelayedScaling(history=4), choice_bias=True, score="sigmoid")
+    for name in ("choice_bias", "amax_history", "encode_scale"):
+        layer.get_buffer(name).uniform_(0.1, 1)
+    saved = copy.deepcopy(layer.state_dict())
+    wide = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    assert CASTS[way](layer) is layer
+    assert layer.router.dtype is layer.weight1.dtype is not torch.float32
+    assert_equal([*layer.buffers()], [*wide.values()])
+    layer.choice_bias.zero_()
+    layer.load_state_dict(saved)
+    assert_equal([*layer.buffers()], [*wide.values()])
+    assert all(buffer.dtype is torch.float32 for buffer in layer.buffers())
+    assert layer.to("meta").choice_bias.is_meta
+    assert layer.choice_bias.dtype is torch.float32

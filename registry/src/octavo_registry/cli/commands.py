@@ -14,6 +14,7 @@ from octavo import OctavoError
 from octavo_registry.cli.output import fancy
 from octavo_registry.discovery.entry_points import Published, published
 from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.discovery.install import how_to_install
 from octavo_registry.discovery.names import void_claims
 
 GROUP = "octavo.commands"
@@ -42,9 +43,6 @@ OWN: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Commands of Octavo's other distributions, which alone may use these names, and their lines of help."""
-
-_EXTRAS: Mapping[str, str] = MappingProxyType({"bench": '"octavo[bench]"'})
-"""What to install for a command whose distribution is an extra of `octavo`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ def absent_command(name: str) -> str | None:
     if name not in OWN:
         return None
     owner, _ = OWN[name]
-    return f"`octavo {name}` is a command of {owner}, which is not installed; pip install {_EXTRAS.get(name, owner)}"
+    return f"`octavo {name}` is a command of {owner}, which is not installed; {how_to_install(owner)}"
 
 
 def find_commands() -> dict[str, Command]:

@@ -21,8 +21,8 @@ from octavo_registry.cli.tracebacks import tracebacks
 from octavo_registry.contract.frameworks import Device, Framework
 from octavo_registry.discovery.bridges import FrameworkRecord
 from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.discovery.install import how_to_install, installed_version
 from octavo_registry.discovery.names import FRONT_ENDS
-from octavo_registry.discovery.needs import installed_version
 from octavo_registry.discovery.records import BackendRecord
 from octavo_registry.dispatch.preference import ENVIRONMENT, REST
 from octavo_registry.dispatch.untried import untried_lines
@@ -230,7 +230,8 @@ def _show(report: Report) -> None:
         ],
     )
     if not report.frameworks:
-        print_line("  " + " or ".join(f"pip install {name}" for name in FRONT_ENDS.values()))
+        for name, distribution in FRONT_ENDS.items():
+            print_line(f"  for {name}, {how_to_install(distribution)}")
     print_table(
         "Commands of other packages",
         ("command", "status", "from", "what"),
@@ -243,7 +244,7 @@ def _show(report: Report) -> None:
             [(n["name"], line) for n in report.notes for line in n["lines"] or ("broken: " + n["reason"],)],
         )
     if report.versions["octavo-numerics"] is None:
-        print_line("Self-test: skipped; pip install octavo-numerics to compare bits with the definition")
+        print_line(f"Self-test: skipped, as it compares with octavo-numerics; {how_to_install('octavo-numerics')}")
     else:
         print_table(
             "Self-test",

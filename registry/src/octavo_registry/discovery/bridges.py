@@ -8,6 +8,7 @@ from octavo import OctavoError
 from octavo_registry.contract.frameworks import Framework
 from octavo_registry.discovery.entry_points import published
 from octavo_registry.discovery.guard import Fault
+from octavo_registry.discovery.install import how_to_install
 from octavo_registry.discovery.locks import ForkSafeLock
 from octavo_registry.discovery.names import FRONT_ENDS, void_claims
 
@@ -73,7 +74,7 @@ def framework(name: str) -> Framework:
     record = framework_record(name)
     if record is None:
         known = ", ".join(framework_names()) or "none is installed"
-        fix = f"pip install {FRONT_ENDS[name]}" if name in FRONT_ENDS else f"known front ends are {known}"
+        fix = how_to_install(FRONT_ENDS[name]) if name in FRONT_ENDS else f"known front ends are {known}"
         raise OctavoError(f"framework: no front end for {name!r} is installed; {fix}")
     if record.bridge is None:
         raise OctavoError(f"framework: {name!r} of {record.distribution} does not load: {record.reason}")

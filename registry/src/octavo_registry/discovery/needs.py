@@ -6,16 +6,10 @@ import platform
 from collections.abc import Iterable
 from importlib import metadata
 
+from octavo_registry.discovery.install import PACKAGES, how_to_install, installed_version
+
 PYTHON = "python"
 """The name of the interpreter in a need: no distribution is called so."""
-
-
-def installed_version(distribution: str) -> str | None:
-    """The version of an installed distribution, or None."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def check_requirement(text: str) -> str:
@@ -49,14 +43,18 @@ def unmet(needs: Iterable[str]) -> str | None:
             continue
         version = installed_version(requirement.name)
         if version is None:
-            return f"needs {needed}, which is not installed; pip install '{needed}'"
+            return f"needs {needed}, which is not installed; {_fix(requirement.name, needed)}"
         try:
             Version(version)
         except InvalidVersion:
             return f"needs {needed}, and the version of {requirement.name} is {version!r}, which is none; reinstall it"
         if not requirement.specifier.contains(version, prereleases=True):
-            return f"needs {needed}, {requirement.name} {version} is installed; pip install '{needed}'"
+            return f"needs {needed}, {requirement.name} {version} is installed; {_fix(requirement.name, needed)}"
     return None
+
+
+def _fix(name: str, needed: str) -> str:
+    return how_to_install(name) if name in PACKAGES else f"pip install '{needed}'"
 
 
 def missing_need(distribution: str, fault: BaseException) -> str | None:

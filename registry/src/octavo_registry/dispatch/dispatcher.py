@@ -17,6 +17,7 @@ from octavo_registry.contract.cards import QUANTIZERS
 from octavo_registry.contract.plan import Decision, Plan, Verdict
 from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.discovery.guard import Fault, guard
+from octavo_registry.discovery.install import how_to_install
 from octavo_registry.discovery.loader import Plugin, call
 from octavo_registry.discovery.names import RESERVED
 from octavo_registry.discovery.needs import missing_need
@@ -133,7 +134,7 @@ class Dispatcher:
             if name != REST and name not in known:
                 if name in RESERVED:
                     raise UnknownBackendError(
-                        f"{source_of(backend)}: {name!r} is not installed; pip install {RESERVED[name]}"
+                        f"{source_of(backend)}: {name!r} is not installed; {how_to_install(RESERVED[name])}"
                     )
                 installed = ", ".join(sorted(known)) or "none is installed"
                 raise UnknownBackendError(

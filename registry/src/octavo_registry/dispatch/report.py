@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from octavo_registry.contract.plan import Decision, decision_table
 from octavo_registry.contract.request import Request, describe_request
 from octavo_registry.discovery.guard import LOGGER
+from octavo_registry.discovery.install import how_to_install
 from octavo_registry.discovery.names import FRONT_ENDS
 from octavo_registry.discovery.records import BackendRecord
 
@@ -22,7 +23,7 @@ def explain_failure(request: Request, decisions: Sequence[Decision], records: It
     if request.framework not in served:
         front_end = FRONT_ENDS.get(request.framework)
         if front_end is not None:
-            lines.append(f"  No backend for {request.framework} is installed: pip install {front_end}")
+            lines.append(f"  No backend for {request.framework} is installed; {how_to_install(front_end)}")
         else:
             known = ", ".join(sorted(served | set(FRONT_ENDS)))
             lines.append(f"  No installed package serves framework {request.framework!r}; known ones are {known}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from octavo_bench.errors import InputError
 from octavo_registry.cli.files import check_writable
+from octavo_registry.discovery.install import how_to_install
 
 
 def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
@@ -35,12 +36,12 @@ def check_counts(**counts: int | None) -> None:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it is at least 1")
 
 
-def check_installed(command: str, modules: Sequence[str], extra: str) -> None:
-    """`InputError` with the line that installs what is missing."""
+def check_installed(command: str, modules: Sequence[str], distribution: str) -> None:
+    """`InputError` that says how `distribution` is installed, which brings the modules, where one is missing."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         names = ", ".join(name.replace("_", "-") for name in missing)
-        raise InputError(f'bench {command} needs {names}, not installed here; pip install "octavo[{extra}]"')
+        raise InputError(f"bench {command} needs {names}, not installed here; {how_to_install(distribution)}")
 
 
 def check_output(path: Path | None) -> None:

@@ -227,7 +227,7 @@ def device_of_all(command: str, frameworks: Sequence[str], device: str | None) -
 
 
 def _device_of(command: str, framework: str, device: str | None) -> str:
-    check_installed(command, FRAMEWORKS[framework], framework)
+    check_installed(command, FRAMEWORKS[framework], f"octavo-{framework}")
     if device == "cpu":
         return "cpu"
     import octavo_registry as registry

@@ -71,7 +71,7 @@ class QuantizeOptions(Options):
         if self.dtype not in _DTYPES:
             raise InputError(f"--dtype is {self.dtype!r}; it is bf16, fp16 or fp32")
         super().check()
-        check_installed(self.command, _NEEDED, "torch-native")
+        check_installed(self.command, _NEEDED, "octavo-torch-native")
 
     @cached_property
     def chosen_device(self) -> str:

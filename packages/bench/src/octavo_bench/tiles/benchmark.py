@@ -42,7 +42,7 @@ class TilesOptions(SizesOption):
         super().check()
         gemms_of(self.ops)
         needed = ("torch", "octavo_torch", "octavo_native", "octavo_torch_native")
-        check_installed(self.command, needed, "torch-native")
+        check_installed(self.command, needed, "octavo-torch-native")
 
     @property
     def rows_per_problem(self) -> int:

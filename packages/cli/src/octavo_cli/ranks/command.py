@@ -37,6 +37,22 @@ def cluster_of(ranks: int, per_host: int, layers: int, micro_batches: int, netwo
     return Cluster(ranks, per_host, layers, micro_batches=micro_batches, links=links)
 
 
+def _why_nothing_fits(layer: Layer, cluster: Cluster) -> str:
+    """Experts are spread evenly over a number of ranks that divides theirs, and the job's."""
+    experts = layer.experts
+    least = math.ceil(3 * experts * layer.features * layer.hidden * 16 * cluster.layers / cluster.memory / 1e9)
+    most = math.gcd(experts, cluster.ranks)
+    enough = next((ranks for ranks in range(least, experts + 1) if experts % ranks == 0), None)
+    ways = [] if enough is None else [f"--ranks {enough} or a multiple of that"]
+    ways += ["fewer --layers"] if cluster.layers > 1 else []
+    ways += [] if ways else ["a smaller --shape"]
+    return (
+        f"--layers {cluster.layers} of {experts} experts take {cluster.memory:g} GB of each of no fewer than {least} "
+        f"ranks, and with --ranks {cluster.ranks} experts are spread over {most} at most, the largest number that "
+        f"divides both {cluster.ranks} and {experts}; give {', or '.join(ways)}"
+    )
+
+
 def advise_ranks(layer: Layer, cluster: Cluster, recipe: str, skew: float, as_json: bool) -> None:
     """Print the advice; InputError where nothing is known of a recipe, or nothing fits."""
     from octavo_registry.cli.output import print_json, print_line, print_table
@@ -48,12 +64,7 @@ def advise_ranks(layer: Layer, cluster: Cluster, recipe: str, skew: float, as_js
     candidates = [*plans(layer, cluster, recipe, skew)]
     best = fastest(candidates)
     if best is None:
-        least = 3 * layer.experts * layer.features * layer.hidden * 16 * cluster.layers / cluster.memory / 1e9
-        raise InputError(
-            f"--layers {cluster.layers} of {layer.experts} experts take {cluster.memory:g} GB of no fewer than "
-            f"{least:.0f} ranks, and --ranks is {cluster.ranks}; give fewer layers, or more ranks that divide the "
-            "experts"
-        )
+        raise InputError(_why_nothing_fits(layer, cluster))
     chosen = {
         "recommended": best,
         "keeps_bits": fastest(candidates, keeps_bits=True),

@@ -10,6 +10,8 @@ from typing import Any
 from octavo import Recipe, RecipeError, load_recipe
 from octavo import recipe as preset
 from octavo_cli.errors import InputError
+from octavo_registry.discovery.install import how_to_install
+from octavo_registry.discovery.names import FRONT_ENDS
 
 BASELINE = "bf16"
 """The preset that every other recipe is compared with; it is always run, and first."""
@@ -124,11 +126,12 @@ def pick_framework(requested: str | None, installed: Sequence[str]) -> str:
     if requested is not None and requested not in known:
         raise InputError(f"--framework is {requested!r}; give torch or jax")
     if requested is not None and requested not in installed:
-        raise InputError(f'--framework {requested} is not installed here; pip install "octavo[{requested}]"')
+        raise InputError(f"--framework {requested} is not installed here; {how_to_install(FRONT_ENDS[requested])}")
     for name in (requested,) if requested is not None else known:
         if name in installed:
             return name
-    raise InputError('no framework is installed; pip install "octavo[torch]" or pip install "octavo[jax]"')
+    ways = "; or, ".join(f"for {name}, {how_to_install(FRONT_ENDS[name])}" for name in known)
+    raise InputError(f"no framework is installed; {ways}")
 
 
 def _at_least(name: str, value: int, least: int) -> None:

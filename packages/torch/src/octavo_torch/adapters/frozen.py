@@ -33,7 +33,7 @@ from octavo_torch.adapters.transformers import (
 from octavo_torch.arrays.checks import brief, check_module
 from octavo_torch.checkpoint.load import load_experts
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.quantized_operands import quantize_weight
+from octavo_torch.linear.quantized_operands import quantize_own_values
 from octavo_torch.mlp.module import GroupedMLP
 
 
@@ -155,9 +155,8 @@ def _quantized(found: dict[str, ExpertsModule], product: GroupedMM) -> dict[str,
         for number, (weight, bias) in enumerate(projections(module), start=1):
             # of a weight that takes a gradient both planes are made: dgrad reads the second
             leaf = weight.detach().contiguous().requires_grad_()
-            codes = quantize_weight(leaf, interleave=like.interleave if number == 1 else None, **product.how)
-            assert codes.codes is not None  # fprop reads codes
-            made = CodedWeight(codes.codes, like.recipe, leaf.dtype, codes.interleave)
+            codes, block = quantize_own_values(leaf, interleave=like.interleave if number == 1 else None, **product.how)
+            made = CodedWeight(codes, like.recipe, leaf.dtype, block)
             like._parameters[f"weight{number}"] = nn.Parameter(made, requires_grad=False)
             if bias is not None:
                 like._parameters[f"bias{number}"] = nn.Parameter(bias.detach(), requires_grad=False)

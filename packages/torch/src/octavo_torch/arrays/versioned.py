@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
+from typing import Self
 
 from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
 from octavo_torch.compiler.tracing import is_plain
@@ -28,6 +30,12 @@ class Versioned(ABC):
         if self.version is None or not is_plain(leaves_of(self.made_of)[0]):
             return False
         return version_of(self.made_of) != self.version
+
+    def without_version(self) -> Self:
+        """A copy for tensors that count changes anew, outdated where this is."""
+        made = copy(self)
+        made.version = _OUTDATED if self.outdated else None
+        return made
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "version": _OUTDATED if self.outdated else self.version}

@@ -148,6 +148,15 @@ def zeros_for(leaves: Sequence[Tensor]) -> ZeroGradient:
     return ZeroGradient((len(leaves), *first.shape), (first.numel(), *strides), first.dtype, first.device)
 
 
+def cast_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """`grad` in `dtype`; zeros that nobody has written are such zeros again, which a cast by torch would write."""
+    if grad.dtype is dtype:
+        return grad
+    if isinstance(grad, ZeroGradient) and not grad.is_written:
+        return ZeroGradient(grad.shape, grad.stride(), dtype, grad.device)
+    return grad.to(dtype)
+
+
 def parts_of(grad: Tensor) -> tuple[Tensor, ...]:
     """The gradients of G tensors out of their gradient as one tensor [G, ...]."""
     if isinstance(grad, ZeroGradient) and not grad.is_written:

@@ -20,8 +20,13 @@ def refuse() -> NotImplementedError:
     )
 
 
-def refuse_forward_mode() -> NotImplementedError:
-    """The error of a call with a tangent."""
+def refuse_forward_mode(name: str = "") -> NotImplementedError:
+    """The error of a call with a tangent: of a layer, or of the function of that name."""
+    if name:
+        return NotImplementedError(
+            f"an input of {name} carries a tangent of forward-mode differentiation, for which it has no rule; take the "
+            "gradient with backward or torch.func.grad"
+        )
     return NotImplementedError(
         "an input of a grouped layer carries a tangent of forward-mode differentiation, for which the layer has no "
         "rule; take the gradient with backward or torch.func.grad, or compute this term with "
@@ -38,11 +43,14 @@ class FirstOrderFunction(torch.autograd.Function):
         raise refuse_forward_mode()
 
 
-def check_no_tangent(*inputs: object) -> None:
-    """Raises NotImplementedError where one of these tensors has a tangent: operators without a rule would drop it."""
+def check_no_tangent(*inputs: object, name: str = "") -> None:
+    """Raises NotImplementedError where one of these tensors has a tangent: operators without a rule would drop it.
+
+    name   of the function whose inputs they are; "" for a layer
+    """
     for value in inputs:
         if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
-            raise refuse_forward_mode()
+            raise refuse_forward_mode(name)
 
 
 def check_no_graph(dy: Tensor) -> None:

@@ -16,6 +16,7 @@ from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
+from octavo_torch.arrays.zero_gradient import cast_gradient
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
@@ -265,7 +266,7 @@ def dtypes_of(*inputs: Tensor | None) -> list[torch.dtype | None]:
 def cast_gradients(grads: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
     """Each gradient in the dtype of its input."""
     return [
-        grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
+        grad if grad is None or dtype is None else cast_gradient(grad, dtype)
         for grad, dtype in zip(grads, dtypes, strict=True)
     ]
 

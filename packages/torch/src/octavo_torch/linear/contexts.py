@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
+from torch.utils import _pytree as pytree
 
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.per_group import Weights
+from octavo_torch.arrays.versioned import Versioned
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import refuse
+from octavo_torch.compiler.transforms import (
+    Subject,
+    check_transform,
+    is_batched,
+    no_transform,
+    transforms_active,
+    unwrapped,
+)
+from octavo_torch.linear.prepare import CastWeight
+from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState
 
-_CAST = frozenset({"x", "weight", "w1", "w2"})
+_WEIGHTS = frozenset({"weight", "w1", "w2"})
 
 C = TypeVar("C")
 S = TypeVar("S", DelayedState, DelayedState | None)
 
+
+LAYER = Subject(
+    "a grouped layer",
+    "groups are the layer's own batch: give all rows in one call, a group of group_sizes for each",
+)
+
 autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
-transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def matters(x: object) -> bool:
@@ -33,15 +50,15 @@ def matters(x: object) -> bool:
 def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:
     """`function(**operands)`: with x and weights in autocast's dtype and autocast off, or as transforms take it.
 
-    operands   of the call, by name; x and weights in high precision are cast, codes are not
+    operands   of the call, by name; x is cast, and a weight becomes a CastWeight
     """
     if transforms_active():
-        return _transformed(function, operands)
+        return transformed(function, operands, LAYER)
     x = operands["x"]
     device = x.device.type if isinstance(x, Tensor) else "cpu"
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
-        return function(**{name: _cast(dtype, value) if name in _CAST else value for name, value in operands.items()})
+        return function(**{name: _cast(name, value, dtype) for name, value in operands.items()})
 
 
 def run_backward(backward: Callable[[C, Tensor], list[Tensor | None]], ctx: C, dy: Tensor) -> list[Tensor | None]:
@@ -56,8 +73,8 @@ def run_backward(backward: Callable[[C, Tensor], list[Tensor | None]], ctx: C, d
         with torch.autocast(dy.device.type, enabled=False):
             return backward(ctx, dy)
     except RuntimeError as error:  # asked here, not before: to ask costs as much as a launch's arguments
-        if _functorch.is_legacy_batchedtensor(dy) or _functorch.is_batchedtensor(dy):
-            raise NotImplementedError(_no_transform("vmap")) from error
+        if is_batched(dy):
+            raise no_transform("vmap", LAYER) from error
         raise
 
 
@@ -66,60 +83,71 @@ def in_place(state: S) -> S:
 
     The state takes no part in the derivative: it is read, and changed in place, in its own memory.
     """
-    if state is None or not transforms_active():
+    if state is None or unwrapped(state.history) is state.history:
         return state
-    return DelayedState(state.recipe, _unwrapped(state.history), _unwrapped(state.scale))
+    return DelayedState(state.recipe, unwrapped(state.history), unwrapped(state.scale))
 
 
-def _unwrapped(value: Tensor) -> Tensor:
-    while _functorch.is_gradtrackingtensor(value):
-        value = _functorch.get_unwrapped(value)
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype to which calls on this device cast x and weights; None outside of torch.autocast."""
+    if not autocast_anywhere() or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def _cast(name: str, value: object, dtype: torch.dtype) -> object:
+    if name in _WEIGHTS:
+        return CastWeight(cast("Weights | QuantizedWeight", value), dtype)
+    if name == "x" and isinstance(value, Tensor) and value.dtype in DTYPE_NAMES:
+        return value.to(dtype)
     return value
 
 
-def _cast(dtype: torch.dtype, value: object) -> object:
-    if isinstance(value, tuple | list):
-        return tuple(_cast(dtype, part) for part in value)
-    return value.to(dtype) if isinstance(value, Tensor) and value.dtype in DTYPE_NAMES else value
+class _Again:
+    """A call as a function of the tensors among its operands, however deep these are in tuples and codes."""
+
+    def __init__(self, function: Callable[..., Tensor], operands: Mapping[str, object], subject: Subject) -> None:
+        known = {
+            name: value.without_version() if isinstance(value, Versioned) else value for name, value in operands.items()
+        }
+        leaves, self._spec = pytree.tree_flatten(known)
+        self._places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.tensors: list[Tensor] = [leaves[number] for number in self._places]
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._function, self.subject = function, subject
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """The call's result, with these tensors."""
+        leaves = [*self._leaves]
+        for number, value in zip(self._places, tensors, strict=True):
+            leaves[number] = value
+        return self._function(**pytree.tree_unflatten(leaves, self._spec))
 
 
-def _transformed(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:
-    interpreter = _functorch.peek_interpreter_stack()
-    assert interpreter is not None  # transforms are active
-    if interpreter.key() not in (_functorch.TransformType.Grad, _functorch.TransformType.Functionalize):
-        raise NotImplementedError(_no_transform(interpreter.key().name))
-    tensors = {name: value for name, value in operands.items() if isinstance(value, Tensor)}
-    others = {name: value for name, value in operands.items() if name not in tensors}
+def transformed(function: Callable[..., Tensor], operands: Mapping[str, object], subject: Subject) -> Tensor:
+    """`function(**operands)` inside torch.func.grad, where it sees ordinary tensors, and has one derivative.
 
-    def again(*values: Tensor) -> Tensor:
-        return function(**dict(zip(tensors, values, strict=True)), **others)
-
-    return _transformed_call(again, *tensors.values())
-
-
-def _no_transform(name: str) -> str:
-    return (
-        f"torch.func's {name.lower()} was applied to a grouped layer, which has no rule for it; groups are the layer's "
-        "own batch: give all rows in one call, a group of group_sizes for each"
-    )
+    Raises NotImplementedError inside other transforms.
+    """
+    check_transform(subject)
+    again = _Again(function, operands, subject)
+    return _transformed_call(again, *again.tensors)
 
 
 class _CallContext(AutogradContext, Protocol):
-    again: Callable[..., Tensor]
+    again: _Again
 
 
 class _Transformed(torch.autograd.Function):
     """A call inside torch.func.grad: forward sees ordinary tensors, and backward runs it again with autograd."""
 
     @staticmethod
-    def forward(again: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    def forward(again: _Again, *tensors: Tensor) -> Tensor:
         """The call's result."""
         return again(*tensors)
 
     @staticmethod
-    def setup_context(
-        ctx: _CallContext, inputs: tuple[Callable[..., Tensor], *tuple[Tensor, ...]], output: Tensor
-    ) -> None:
+    def setup_context(ctx: _CallContext, inputs: tuple[_Again, *tuple[Tensor, ...]], output: Tensor) -> None:
         """Keeps the call and its tensors."""
         ctx.again = inputs[0]
         ctx.save_for_backward(*inputs[1:])
@@ -132,18 +160,16 @@ class _Transformed(torch.autograd.Function):
         return (None, *(next(grads) if needed else None for needed in needs))
 
     @staticmethod
-    def vmap(*_: object) -> NoReturn:
+    def vmap(info: object, in_dims: object, again: _Again, *_: object) -> NoReturn:
         """Raises NotImplementedError."""
-        raise NotImplementedError(_no_transform("vmap"))
+        raise no_transform("vmap", again.subject)
 
 
 class _Gradients(torch.autograd.Function):
     """The gradients of a call, which have no derivative."""
 
     @staticmethod
-    def forward(
-        again: Callable[..., Tensor], needs: tuple[bool, ...], dy: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(again: _Again, needs: tuple[bool, ...], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """One for each tensor that needs one."""
         with torch.enable_grad():
             leaves = [value.detach().requires_grad_(needed) for value, needed in zip(tensors, needs, strict=True)]
@@ -160,9 +186,9 @@ class _Gradients(torch.autograd.Function):
         raise refuse()
 
     @staticmethod
-    def vmap(*_: object) -> NoReturn:
+    def vmap(info: object, in_dims: object, again: _Again, *_: object) -> NoReturn:
         """Raises NotImplementedError."""
-        raise NotImplementedError(_no_transform("vmap"))
+        raise no_transform("vmap", again.subject)
 
 
 _transformed_call: Callable[..., Tensor] = _Transformed.apply

@@ -23,6 +23,7 @@ from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layer import Layers, layer_for
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.dispatch.room import check_room
@@ -37,7 +38,7 @@ from octavo_torch.linear.whole import whole_forward, whole_layer_function, whole
 from octavo_torch.scaling.seeds import for_backward
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_autocast_anywhere, _transforms_active = contexts.autocast_anywhere, contexts.transforms_active
+_autocast_anywhere, _transforms_active = contexts.autocast_anywhere, transforms_active
 _grad_enabled = torch.is_grad_enabled
 _STRIDED = torch.strided
 _state_token = registry.state_token
@@ -157,9 +158,9 @@ def _in_context(
     call: Call,
 ) -> Tensor:
     """`apply` inside of autocast or a transform, which may run it more than once."""
-    operands = {"x": x, "weight": weight, "bias": bias, "bias_scales": bias_scales}
+    named = {"x": x, "weight": weight, "group_sizes": group_sizes, "bias": bias, "bias_scales": bias_scales}
     call.state = contexts.in_place(call.state)
-    return contexts.run(lambda **cast: apply(group_sizes=group_sizes, call=copy(call), **cast), operands)
+    return contexts.run(lambda **cast: apply(call=copy(call), **cast), named)
 
 
 def _with_leading_axes(

@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.per_group import Weights, as_one
+from octavo_torch.arrays.zero_gradient import cast_gradient
+from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.second_derivative import FirstOrderFunction
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.call import Call
-from octavo_torch.linear.coded_weight import operands_of
+from octavo_torch.linear.coded_weight import CodedWeight, operands_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.wgrad.target import target_for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CastWeight:
+    """A layer's weight, and the dtype in which a call reads its values.
+
+    Autograd casts the gradient back; with `main_grad`, or where it is postponed, it goes to the weight itself.
+    """
+
+    weight: Weights | QuantizedWeight
+    dtype: torch.dtype
+
+
+class _CastContext(AutogradContext, Protocol):
+    dtype: torch.dtype
+
+
+class _Cast(FirstOrderFunction):
+    """A weight in another dtype; its gradient in the weight's, for which zeros may stand."""
+
+    @staticmethod
+    def forward(ctx: _CastContext, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """The values, cast; of a CodedWeight another one of the same codes, no plane of which is copied."""
+        ctx.dtype = weight.dtype
+        if isinstance(weight, CodedWeight):
+            return CodedWeight(weight.codes, weight.recipe, dtype, weight.interleave)
+        return weight.to(dtype)
+
+    @staticmethod
+    def backward(ctx: _CastContext, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient, cast back."""
+        return cast_gradient(grad, ctx.dtype), None
+
+
+_cast: Callable[[Tensor, torch.dtype], Tensor] = _Cast.apply
+
+
+def cast_values(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`weight` in `dtype`, differentiably; itself where it has that dtype, or one that no layer takes."""
+    castable = isinstance(weight, Tensor) and weight.dtype in DTYPE_NAMES and weight.dtype is not dtype
+    return _cast(weight, dtype) if castable else weight
+
+
+GivenWeight = Weights | QuantizedWeight | CastWeight
+"""A layer's weight: as the caller gave it, or in autocast."""
 
 
 class Parameters(NamedTuple):
@@ -20,7 +71,7 @@ class Parameters(NamedTuple):
 
     source   the weight of this rank, quantized or not
     leaves   the high-precision weight, which receives the gradient: one tensor, or one per group
-    weight   [G, N, K]: those leaves as one tensor
+    weight   [G, N, K]: those leaves as one tensor, in the dtype in which the call reads them
     bias     [G, N], or None
     """
 
@@ -30,13 +81,23 @@ class Parameters(NamedTuple):
     bias: Tensor | None
 
 
-def parameters_of(
-    weight: Weights | QuantizedWeight, bias: Weights | None, names: tuple[str, str] = ("weight", "bias")
-) -> Parameters:
-    """Local shards of DTensors, and one tensor per parameter. ValueError, naming the argument, for unequal parts."""
+def parameters_of(weight: GivenWeight, bias: Weights | None, names: tuple[str, str] = ("weight", "bias")) -> Parameters:
+    """Local shards of DTensors, and one tensor per parameter.
+
+    Raises ValueError, naming the argument, for unequal parts, and for codes of values in another dtype.
+    """
+    dtype = None
+    if isinstance(weight, CastWeight):
+        dtype = weight.dtype
+        weight = weight.weight
     source, bias = operands_of(weight, bias)
     leaves = source.weight if isinstance(source, QuantizedWeight) else source
-    return Parameters(source, leaves, as_one(names[0], leaves), None if bias is None else as_one(names[1], bias))
+    whole = as_one(names[0], leaves)
+    if dtype is not None:
+        whole = cast_values(whole, dtype)
+    if isinstance(source, QuantizedWeight):
+        source.check_values(names[0], whole.dtype)
+    return Parameters(source, leaves, whole, None if bias is None else as_one(names[1], bias))
 
 
 def settle(

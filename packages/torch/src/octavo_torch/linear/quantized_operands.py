@@ -16,10 +16,10 @@ from octavo_torch.arrays.operands import check_operands, check_weight
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of, version_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.compiler.tracing import one_call
+from octavo_torch.compiler.transforms import GROUPS, Subject, without_derivative
 from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.dispatch.recipes import recipe_of
-from octavo_torch.linear import arguments
+from octavo_torch.linear import arguments, contexts
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -57,7 +57,8 @@ def quantize_weight(
                a captured graph may hold the call: set it to 0 before a step's first microbatch, to 1 before the others
 
     Do it once per optimizer step and every microbatch reuses the codes. Both directions are computed where w requires
-    a gradient. Raises ValueError for arguments that do not fit, NoBackendError where no installed backend serves them.
+    a gradient. Inside of torch.autocast w is cast to autocast's dtype first, as calls inside cast it: do both there.
+    Raises ValueError for arguments that do not fit, NoBackendError where no installed backend serves them.
     """
     recipe = recipe_of(recipe)
     result = _weight_codes(
@@ -70,11 +71,25 @@ def quantize_weight(
         return out
     layouts = None if result.codes is None else layouts_of(result.codes)
     block = check_interleave(interleave, "swiglu", leaves_of(own)[0])
-    return QuantizedWeight(own, result.codes, recipe, layouts, version, result.amax, block, result.order)
+    return QuantizedWeight(
+        own, result.codes, recipe, layouts, version, result.amax, block, result.order, result.values_dtype
+    )
 
 
-@one_call
-@torch.no_grad()
+def quantize_own_values(
+    w: Tensor, recipe: Recipe, *, backend: Backend = None, interleave: int | None = None
+) -> tuple[GroupedTensor, int]:
+    """Codes of `w` [G, N, K] as it is, inside of torch.autocast, too, and the rows of a block, see `quantize_weight`.
+
+    For codes that take the place of their values.
+    """
+    with torch.autocast(w.device.type, enabled=False):
+        weight = quantize_weight(w, recipe, backend=backend, interleave=interleave)
+    assert weight.codes is not None  # of recipes whose products read codes
+    return weight.codes, weight.interleave
+
+
+@without_derivative(Subject("quantize_weight", GROUPS))
 def _weight_codes(
     w: Weights,
     recipe: Recipe,
@@ -89,7 +104,11 @@ def _weight_codes(
     """No codes where no GEMM reads any, or where they are written into out."""
     whole = as_one("w", w)
     check_weight(whole)
+    dtype = contexts.autocast_dtype(whole.device)
+    if dtype is not None:
+        whole = whole.to(dtype)
     arguments.check_state(recipe, state, whole)
+    state = contexts.in_place(state)
     need = any(leaf.requires_grad for leaf in leaves_of(w))
     layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, backend_names(backend), wants_graph(whole))
     if layer.stochastic_forward and layer.quantize_w is not None and seed is None:
@@ -98,7 +117,7 @@ def _weight_codes(
     block = check_interleave(interleave, "swiglu", whole)
     layer = layer.interleaved(block)
     if out is not None:
-        _check_out(w, recipe, layer, block, out)
+        _check_out(w, whole.dtype, recipe, layer, block, out)
     check_unchanged(unchanged, out, whole)
     if layer.quantize_w is None:
         return WeightCodes()
@@ -117,13 +136,13 @@ def _quantized(layer: Layer, w: Tensor, seed: int | Tensor | None, state: Delaye
     assert layer.quantize_w is not None  # the caller has asked
     order = layer.w_order
     if state is None:
-        return WeightCodes(layer.quantize_w(w, None, seed=seed, operand="w"), None, order)
+        return WeightCodes(layer.quantize_w(w, None, seed=seed, operand="w"), None, order, w.dtype)
     scale = state.encode_scale("w")
     with_amax = layer.with_amax.get("w")
     if with_amax is not None:
-        return WeightCodes(*with_amax(w, None, seed=seed, operand="w", scale=scale), order)
+        return WeightCodes(*with_amax(w, None, seed=seed, operand="w", scale=scale), order, w.dtype)
     codes = layer.quantize_w(w, None, seed=seed, operand="w", scale=scale)
-    return WeightCodes(codes, operators.group_amax_of(w, None), order)
+    return WeightCodes(codes, operators.group_amax_of(w, None), order, w.dtype)
 
 
 def _write(
@@ -167,20 +186,18 @@ def code_weights(module: RecipeModule, interleaves: Mapping[str, int | None]) ->
                 "device is meta, where values cannot be quantized; create the module on its own device inside of "
                 "quantized_parameters"
             )
-        weight = quantize_weight(values, module.recipe, backend=module.backend, interleave=interleave)
-        assert weight.codes is not None  # of a recipe that quantized_parameters takes
-        module._parameters[name] = nn.Parameter(
-            CodedWeight(weight.codes, module.recipe, values.dtype, weight.interleave)
-        )
+        codes, block = quantize_own_values(values, module.recipe, backend=module.backend, interleave=interleave)
+        module._parameters[name] = nn.Parameter(CodedWeight(codes, module.recipe, values.dtype, block))
 
 
-def _check_out(w: Weights, recipe: Recipe, layer: Layer, block: int, out: object) -> None:
+def _check_out(w: Weights, dtype: torch.dtype, recipe: Recipe, layer: Layer, block: int, out: object) -> None:
     if not isinstance(out, QuantizedWeight):
         raise ValueError(f"out is a {type(out).__name__}; give what quantize_weight returned for this weight")
     ours, theirs = leaves_of(w), leaves_of(out.weight)
     if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
         raise ValueError("out was made of another weight; give what quantize_weight returned for this one")
     out.check_made_for(recipe, None, layer.w_order)
+    out.check_values("out", dtype)
     if out.interleave != block:
         raise ValueError(f"out was made with interleave={out.interleave or None}; give the call the same")
     if out.codes is not None:
@@ -218,8 +235,7 @@ def quantize_input(
     return QuantizedInput(x, result[1] if len(result) == 2 else None, result[0], recipe, version)
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("quantize_input", GROUPS))
 def _input_codes(
     x: Tensor,
     weight: Weights | QuantizedWeight,
@@ -238,6 +254,7 @@ def _input_codes(
     sizes, at_host = as_sizes(group_sizes, x.shape[0], w.shape[0], x)
     check_group_offset(group_offset, w.shape[0])
     arguments.check_state(recipe, state, x, w.shape[0])
+    state = contexts.in_place(state)
     need = any(leaf.requires_grad for leaf in leaves_of(own))
     layer = layer_for(recipe, x, w, at_host, x.requires_grad, need, backend_names(backend), wants_graph(x))
     if layer.quantize_x is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -13,6 +14,7 @@ from octavo import Recipe
 from octavo_registry.contract import WEIGHT_SHAPES
 from octavo_registry.contract import Weight as WeightOrder
 from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.versioned import Versioned
@@ -34,6 +36,7 @@ class QuantizedWeight(Versioned):
     interleave  rows of a block where gate and up projection take turns in the weight, as grouped_mlp has it; 0: none do
     order     the axes of the matrices that the codes are of: "nk" for [G, N, K], "kn" for [G, K, N], of a weight that
               lies so
+    values_dtype  of the values that were quantized: the weight's, or autocast's; None where the codes are of no values
     """
 
     weight: Weights
@@ -44,6 +47,7 @@ class QuantizedWeight(Versioned):
     amax: Tensor | None = None
     interleave: int = 0
     order: WeightOrder = "nk"
+    values_dtype: torch.dtype | None = None
 
     @property
     def made_of(self) -> Weights:
@@ -55,6 +59,19 @@ class QuantizedWeight(Versioned):
         self.check_made_for(recipe, layouts, order)
         if self.outdated:
             raise ValueError("weight has changed in place since quantize_weight; quantize it again")
+
+    def check_values(self, name: str, dtype: torch.dtype) -> None:
+        """ValueError where the codes of the weight of that name are of values in another dtype than the call reads."""
+        if self.codes is None or self.values_dtype in (None, dtype):
+            return
+        if self.values_dtype is leaves_of(self.weight)[0].dtype:
+            where, advice = "outside of", "quantize it inside of autocast, too, with the dtype of the call's"
+        else:
+            where, advice = "inside of", "quantize it outside, or make the call inside of the same autocast"
+        raise ValueError(
+            f"{name} was quantized {where} torch.autocast, from values in {name_of(self.values_dtype)}, and the call "
+            f"reads them in {name_of(dtype)}, whose codes are others; {advice}"
+        )
 
     def check_made_for(self, recipe: Recipe, layouts: Layouts | None, order: WeightOrder) -> None:
         """ValueError where the codes do not fit the recipe or the backend."""
@@ -83,11 +100,13 @@ class QuantizedWeight(Versioned):
 
 @dataclass(eq=False)
 class WeightCodes:
-    """Codes of a weight, with delayed scaling its amax, and the order of the matrices that the codes are of."""
+    """Codes of a weight, with delayed scaling its amax, the order of the matrices that the codes are of, and the dtype
+    of their values."""
 
     codes: GroupedTensor | None = None
     amax: Tensor | None = None
     order: WeightOrder = "nk"
+    values_dtype: torch.dtype | None = None
 
 
 def layouts_of(codes: GroupedTensor) -> Layouts:
@@ -108,7 +127,7 @@ def check_own(name: str, quantized: object, own: Weights | None) -> None:
 
 
 _OPTIONAL = "codes", "amax"
-_Context = tuple[Recipe, Layouts | None, int | None, int, WeightOrder, tuple[str, ...]]
+_Context = tuple[Recipe, Layouts | None, int | None, int, WeightOrder, torch.dtype | None, tuple[str, ...]]
 
 
 def _present(value: QuantizedWeight | WeightCodes) -> tuple[str, ...]:
@@ -119,24 +138,28 @@ def _present(value: QuantizedWeight | WeightCodes) -> tuple[str, ...]:
 def _flatten(value: QuantizedWeight) -> tuple[list[object], _Context]:
     present = _present(value)
     leaves = [value.weight, *(getattr(value, name) for name in present)]
-    return leaves, (value.recipe, value.layouts, value.version, value.interleave, value.order, present)
+    facts = value.recipe, value.layouts, value.version, value.interleave, value.order, value.values_dtype
+    return leaves, (*facts, present)
 
 
 def _unflatten(leaves: Iterable[Any], context: _Context) -> QuantizedWeight:
     weight, *rest = leaves
-    recipe, layouts, version, interleave, order, present = context
+    recipe, layouts, version, interleave, order, values_dtype, present = context
     codes, amax = map(dict(zip(present, rest, strict=True)).get, _OPTIONAL)
-    return QuantizedWeight(weight, codes, recipe, layouts, version, amax, interleave, order)
+    return QuantizedWeight(weight, codes, recipe, layouts, version, amax, interleave, order, values_dtype)
 
 
-def _flatten_codes(value: WeightCodes) -> tuple[list[object], tuple[WeightOrder, tuple[str, ...]]]:
+_CodesContext = tuple[WeightOrder, torch.dtype | None, tuple[str, ...]]
+
+
+def _flatten_codes(value: WeightCodes) -> tuple[list[object], _CodesContext]:
     present = _present(value)
-    return [getattr(value, name) for name in present], (value.order, present)
+    return [getattr(value, name) for name in present], (value.order, value.values_dtype, present)
 
 
-def _unflatten_codes(leaves: Iterable[Any], context: tuple[WeightOrder, tuple[str, ...]]) -> WeightCodes:
-    order, present = context
-    return WeightCodes(**dict(zip(present, leaves, strict=True)), order=order)
+def _unflatten_codes(leaves: Iterable[Any], context: _CodesContext) -> WeightCodes:
+    order, values_dtype, present = context
+    return WeightCodes(**dict(zip(present, leaves, strict=True)), order=order, values_dtype=values_dtype)
 
 
 pytree.register_pytree_node(QuantizedWeight, _flatten, _unflatten, serialized_type_name="octavo_torch.QuantizedWeight")

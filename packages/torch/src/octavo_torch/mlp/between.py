@@ -13,9 +13,9 @@ from octavo_torch.arrays.sizes import GroupSizes, Sizes, as_sizes
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.second_derivative import check_no_graph
+from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layer import Layer, PrepareFunction, layer_for
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
-from octavo_torch.linear import contexts
 from octavo_torch.memo import Memo
 from octavo_torch.mlp.activation_module import activate, check_probs
 from octavo_torch.quantizers.fused import Fused, activation_quantizer, gradient_quantizer
@@ -90,7 +90,7 @@ def activate_rows(
 
     Rows past the sum of the sizes mean nothing.
     """
-    if group_sizes is None or torch.compiler.is_compiling() or contexts.transforms_active():
+    if group_sizes is None or torch.compiler.is_compiling() or transforms_active():
         return activate(h, name, probs=probs)
     if probs is not None:
         check_probs(probs, h)

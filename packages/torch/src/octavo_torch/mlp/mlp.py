@@ -17,6 +17,7 @@ from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
@@ -55,10 +56,10 @@ def apply(
     call: MlpCall,
 ) -> Tensor:
     """`grouped_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
-    if (contexts.autocast_anywhere() or contexts.transforms_active()) and contexts.matters(x):
-        operands = {"x": x, "w1": w1, "w2": w2, **extras._asdict()}
+    if (contexts.autocast_anywhere() or transforms_active()) and contexts.matters(x):
+        operands = {"x": x, "w1": w1, "w2": w2, "group_sizes": group_sizes, **extras._asdict()}
         call.keep_states_in_place()
-        return contexts.run(lambda **cast: _apply_named(group_sizes, copy(call), **cast), operands)
+        return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
     if has_other_rank(x):
         return _with_leading_axes(x, w1, w2, group_sizes, extras, call)
     recipe = call.recipe
@@ -119,12 +120,12 @@ def _with_leading_axes(
 
 
 def _apply_named(
-    group_sizes: GroupSizes | None,
     call: MlpCall,
     *,
     x: Rows,
     w1: Weights | QuantizedWeight,
     w2: Weights | QuantizedWeight,
+    group_sizes: GroupSizes | None,
     **extras: Any,
 ) -> Tensor:
     return apply(x, w1, w2, group_sizes, Extras(**extras), call)

@@ -17,10 +17,10 @@ from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import check_stored_interleave, from_halves
 from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layer import layer_for
-from octavo_torch.linear import contexts
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.quantized_operands import quantize_weight
+from octavo_torch.linear.quantized_operands import quantize_own_values
 
 _BLOCK = 32
 _aten = torch.ops.aten
@@ -138,8 +138,7 @@ class PackedWeight(torch.Tensor):
         codes = self._codes_of_bytes(backend, only)
         if codes is None:
             # of a weight that takes a gradient both planes are made: dgrad reads the second
-            codes = quantize_weight(self._halves().requires_grad_(), self.recipe, backend=backend).codes
-        assert codes is not None  # fprop reads them
+            codes, _ = quantize_own_values(self._halves().requires_grad_(), self.recipe, backend=backend)
         return CodedWeight(codes, self.recipe, self.dtype, self.interleave)
 
     def _codes_of_bytes(self, backend: str | tuple[str, ...] | None, only: Direction | None) -> GroupedTensor | None:
@@ -190,7 +189,7 @@ def expanded(
         return product(weight.expand_codes(backend))
     again = _Again(weight, backend)
     # a transform may keep tensors of its own in the place of those that the hooks would see
-    value = weight.expand_codes(backend, only=None if contexts.transforms_active() else "rowwise")
+    value = weight.expand_codes(backend, only=None if transforms_active() else "rowwise")
     with torch.autograd.graph.saved_tensors_hooks(again.keep_of(value), again.load):
         return product(value)
 

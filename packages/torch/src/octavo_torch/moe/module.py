@@ -34,7 +34,7 @@ class MoE(Experts):
 
     Parameters are GroupedMLP's and router [G, K], which is in the dtype of the module and multiplied in fp32. The
     buffer choice_bias fp32 [G], there where `choice_bias` says so, is added to the scores for choosing alone: raise it
-    for experts with few tokens. State lives in buffers as GroupedMLP's does.
+    for experts with few tokens. Casting the module leaves it float32. State lives in buffers as GroupedMLP's does.
 
     With `ep` the module has this rank's num_experts / ranks experts, and the router, which is the same on every rank:
     give it the same values there, and sum its gradients as those of other parameters that ranks share.
@@ -42,6 +42,7 @@ class MoE(Experts):
 
     router: nn.Parameter
     choice_bias: Tensor
+    _fp32_buffers = (*Experts._fp32_buffers, "choice_bias")
 
     def __init__(
         self,

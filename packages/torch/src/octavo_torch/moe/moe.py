@@ -16,6 +16,7 @@ from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
@@ -55,7 +56,7 @@ def apply(
 ) -> Tensor:
     """`moe_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
     check_eager(call)
-    if (contexts.autocast_anywhere() or contexts.transforms_active()) and contexts.matters(x):
+    if (contexts.autocast_anywhere() or transforms_active()) and contexts.matters(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
         call.keep_states_in_place()
         return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)

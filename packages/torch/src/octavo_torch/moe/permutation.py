@@ -19,9 +19,10 @@ from octavo_torch.arrays.checks import backend_names, brief, check_count
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.tracing import one_call
+from octavo_torch.compiler.transforms import outside_transforms, transforms_active
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.moves import Names, moves_for, route_for
-from octavo_torch.moe.permutation_autograd import Places
+from octavo_torch.moe.permutation_autograd import ROWS, Places, check_derivatives
 from octavo_torch.moe.permutation_autograd import combine as combine_rows
 from octavo_torch.moe.permutation_autograd import permute as permute_rows
 
@@ -130,7 +131,12 @@ def _named(backend: Backend) -> _Options:
 
 @one_call
 def _permuted(x: Tensor, expert_index: Tensor, groups: int, backend: Names = None) -> tuple[Tensor, ...]:
-    sizes, *places = route_for(x, groups, backend)(expert_index, groups)
+    check_derivatives(x)
+    route = route_for(x, groups, backend)
+    if transforms_active():  # choices have no derivative
+        sizes, *places = outside_transforms(ROWS, route, expert_index, groups)
+    else:
+        sizes, *places = route(expert_index, groups)
     return permute_rows(x, None, Places(*places), moves_for(x, backend)), sizes, *places
 
 
@@ -138,12 +144,14 @@ def _permuted(x: Tensor, expert_index: Tensor, groups: int, backend: Names = Non
 def _unpermuted(
     rows: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None = None, backend: Names = None
 ) -> Tensor:
+    check_derivatives(rows, weights)
     factors = None if weights is None else weights.float()
     return combine_rows(rows, factors, Places(order, position, routed), moves_for(rows, backend))
 
 
 @one_call
 def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: Tensor, backend: Names = None) -> Tensor:
+    check_derivatives(weights)
     # each choice becomes a token with one choice, and each row has one column
     values = weights.float().reshape(-1, 1)
     places = Places(order, position.view(-1, 1), routed.view(-1, 1))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.compiler.transforms import Subject, check_transform, no_transform, transforms_active
 from octavo_torch.moe.moves import Moves
+
+ROWS = Subject("permute or unpermute", "tokens are their own batch: give all of them in one call")
 
 
 class Places(NamedTuple):
@@ -77,19 +82,81 @@ class _Dot(torch.autograd.Function):
         return drows, ddy, None, None
 
 
+class _PermuteInTransform(_Permute):
+    """_Permute as torch.func.grad takes it; for all calls it would cost a look at the signature in each."""
+
+    @staticmethod
+    def forward(x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:  # type: ignore[override]
+        return moves.permute_rows(x, *places, weights)
+
+    @staticmethod
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor | None, Places, Moves], output: Tensor) -> None:
+        x, weights, places, ctx.moves = inputs
+        ctx.save_for_backward(x, weights, *places)
+
+    @staticmethod
+    def vmap(*_: object) -> NoReturn:
+        raise no_transform("vmap", ROWS)
+
+
+class _CombineInTransform(_Combine):
+    """_Combine likewise."""
+
+    @staticmethod
+    def forward(rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:  # type: ignore[override]
+        return moves.combine_rows(rows, places.position, places.routed, weights)
+
+    @staticmethod
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor | None, Places, Moves], output: Tensor) -> None:
+        rows, weights, places, ctx.moves = inputs
+        ctx.save_for_backward(rows, weights, *places)
+
+    @staticmethod
+    def vmap(*_: object) -> NoReturn:
+        raise no_transform("vmap", ROWS)
+
+
+class _DotInTransform(_Dot):
+    """_Dot likewise."""
+
+    @staticmethod
+    def forward(rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:  # type: ignore[override]
+        return moves.dot_rows(rows, dy, places.position, places.routed)
+
+    @staticmethod
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Places, Moves], output: Tensor) -> None:
+        rows, dy, places, ctx.moves = inputs
+        ctx.save_for_backward(rows, dy, *places)
+
+    @staticmethod
+    def vmap(*_: object) -> NoReturn:
+        raise no_transform("vmap", ROWS)
+
+
+def check_derivatives(*operands: Tensor | None) -> None:
+    """Raises NotImplementedError inside transforms other than torch.func.grad, and for an operand with a tangent."""
+    if transforms_active():
+        check_transform(ROWS)
+    if forward_ad._current_level >= 0:
+        check_no_tangent(*operands, name=ROWS.name)
+
+
 def permute(x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
     """moves.permute_rows, differentiable in x and fp32 weights."""
-    rows: Tensor = _Permute.apply(x, weights, places, moves)  # type: ignore[no-untyped-call]
+    function = _PermuteInTransform if transforms_active() else _Permute
+    rows: Tensor = function.apply(x, weights, places, moves)  # type: ignore[no-untyped-call]
     return rows
 
 
 def combine(rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
     """moves.combine_rows, differentiable in rows and fp32 weights; rows are saved where weights need a gradient."""
-    y: Tensor = _Combine.apply(rows, weights, places, moves)  # type: ignore[no-untyped-call]
+    function = _CombineInTransform if transforms_active() else _Combine
+    y: Tensor = function.apply(rows, weights, places, moves)  # type: ignore[no-untyped-call]
     return y
 
 
 def dot(rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:
     """moves.dot_rows, differentiable in both."""
-    products: Tensor = _Dot.apply(rows, dy, places, moves)  # type: ignore[no-untyped-call]
+    function = _DotInTransform if transforms_active() else _Dot
+    products: Tensor = function.apply(rows, dy, places, moves)  # type: ignore[no-untyped-call]
     return products

@@ -22,7 +22,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.tracing import is_plain, one_call
-from octavo_torch.linear import contexts
+from octavo_torch.compiler.transforms import Subject, is_batched, no_transform, transforms_active
 from octavo_torch.moe.arguments import check_choices
 from octavo_torch.moe.moves import Choosers, Names, choosers_for
 
@@ -30,6 +30,8 @@ SCORES: tuple[Score, ...] = get_args(Score)
 
 _Rule = tuple[int, Score, int, int, bool, float]
 """The fields of a RouterRule in order: dynamo takes no object of ours as an argument."""
+
+_CHOOSE_EXPERTS = Subject("choose_experts", "tokens are its own batch: give all of them in one call")
 
 _FP32_MAX = torch.finfo(torch.float32).max
 
@@ -102,7 +104,9 @@ def _choose(
     # a float is a symbol, too, under torch.compile(dynamic=True)
     known = RouterRule(*rule[:-1], float(rule[-1]))
     integers = None if replay is None else replay.long()
-    if contexts.transforms_active() or forward_ad._current_level >= 0:  # the kernels have no rule for either
+    if transforms_active():
+        _check_unbatched(logits, bias, integers)
+    if transforms_active() or forward_ad._current_level >= 0:  # the kernels have no rule for either
         return _composed(logits, bias, integers, known)
     choosers = choosers_for(logits, known, backend)
     if choosers is None:
@@ -110,6 +114,13 @@ def _choose(
     wide = None if bias is None else bias.detach().float()
     made: tuple[Tensor, Tensor, Tensor] = _Choose.apply(logits, wide, integers, known, choosers)  # type: ignore[no-untyped-call]
     return made
+
+
+def _check_unbatched(logits: Tensor, bias: Tensor | None, replay: Tensor | None) -> None:
+    """Raises NotImplementedError where choices, and so their counts, would be those of a vmap's batch."""
+    deciding = (logits, bias) if replay is None else (replay,)
+    if any(value is not None and is_batched(value) for value in deciding):
+        raise no_transform("vmap", _CHOOSE_EXPERTS)
 
 
 class _Context(AutogradContext, Protocol):
@@ -138,9 +149,12 @@ class _Choose(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, _choices: Tensor, dweights: Tensor, _counts: Tensor) -> tuple[Tensor | None, ...]:
         logits, choices = ctx.saved_tensors
-        if torch.is_grad_enabled() and is_plain(dweights):  # a graph of the gradient is asked for: torch's operations
-            weights = _composed(logits, None, choices, ctx.rule)[1]
-            (gradient,) = torch.autograd.grad(weights, logits, dweights, create_graph=True)
+        graph = torch.is_grad_enabled() and is_plain(dweights)
+        if graph or is_batched(dweights):  # torch's operations: of a graph of the gradient, of many gradients
+            with torch.enable_grad():
+                own = logits if graph else logits.detach().requires_grad_()
+                weights = _composed(own, None, choices, ctx.rule)[1]
+            (gradient,) = torch.autograd.grad(weights, own, dweights, create_graph=graph)
         else:
             gradient = ctx.choosers.gradient(logits, choices, dweights, ctx.rule)
         return gradient, None, None, None, None

@@ -16,7 +16,7 @@ from octavo_torch.arrays.checks import backend_names, brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes, all_rows, as_sizes
-from octavo_torch.compiler.tracing import one_call
+from octavo_torch.compiler.transforms import GROUPS, Subject, without_derivative
 from octavo_torch.quantizers import arguments
 from octavo_torch.quantizers.plans import converter_plan, dequantizer_plan, quantizer_plan
 from octavo_torch.quantizers.writing import quantize_into
@@ -28,8 +28,7 @@ PLAIN_LAYOUTS: Layouts = (PLAIN, PLAIN)
 _AMAX_SPEC = QuantizerSpec(scaling="current", format="e4m3", orientation="rowwise")
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("quantize", GROUPS))
 def quantize(
     x: Tensor,
     spec: QuantizerSpec,
@@ -87,8 +86,7 @@ def sizes_of(x: Tensor, group_sizes: GroupSizes | None) -> tuple[Tensor | None, 
     return as_sizes(all_rows(x) if group_sizes is None else group_sizes, x.shape[0], None, x)
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("dequantize", GROUPS))
 def dequantize(
     q: GroupedTensor,
     direction: Literal["rowwise", "columnwise"] = "rowwise",
@@ -114,8 +112,7 @@ def dequantize(
     return values
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("convert_layout", GROUPS))
 def convert_layout(q: GroupedTensor, layouts: Layouts, *, backend: Backend = None) -> GroupedTensor:
     """`q` in other (rowwise, columnwise) layouts, bit for bit; planes that have theirs already are shared with `q`.
 
@@ -167,8 +164,7 @@ def _sharing(q: GroupedTensor, converted: GroupedTensor) -> GroupedTensor:
     return replace(converted, **kept)
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("group_amax", GROUPS))
 def group_amax(x: Tensor, group_sizes: GroupSizes | None = None) -> Tensor:
     """fp32 [G]: max |x| of each group of [M, K] rows or of each of [G, N, K] matrices.
 

@@ -19,7 +19,7 @@ from octavo_torch.arrays.checks import backend_names, brief
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.arrays.sizes import GroupSizes
-from octavo_torch.compiler.tracing import one_call
+from octavo_torch.compiler.transforms import GROUPS, Subject, without_derivative
 from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.quantizers import arguments
 from octavo_torch.quantizers.composed import ComposedNorm
@@ -32,8 +32,7 @@ _How = dict[str, object]
 """Keywords of a bound quantizer: seed, operand, group_offset, scale."""
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("act_quantize", GROUPS))
 def act_quantize(
     x: Tensor,
     spec: QuantizerSpec,
@@ -70,8 +69,7 @@ def act_quantize(
     return _called(run, (x, sizes), names, {**how, "probs": probs})
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("dact_quantize", GROUPS))
 def dact_quantize(
     dy: Tensor,
     x: Tensor,
@@ -110,8 +108,7 @@ def dact_quantize(
     return _called(run, (dy, x, sizes), names, {**how, "probs": probs})
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("norm_quantize", GROUPS))
 def norm_quantize(
     x: Tensor,
     gamma: Tensor,

@@ -13,7 +13,7 @@ from octavo.health import FIELDS, WINDOW
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.sizes import GroupSizes
-from octavo_torch.compiler.tracing import one_call
+from octavo_torch.compiler.transforms import GROUPS, Subject, without_derivative
 from octavo_torch.quantizers import arguments
 from octavo_torch.quantizers.functional import sizes_of
 from octavo_torch.scaling.seeds import seed_tensor
@@ -90,8 +90,7 @@ def check_rows(rows: object) -> None:
         )
 
 
-@one_call
-@torch.no_grad()
+@without_derivative(Subject("tensor_stats", GROUPS))
 def _counted(
     x: Tensor,
     spec: QuantizerSpec,

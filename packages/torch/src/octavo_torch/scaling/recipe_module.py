@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,8 @@ class RecipeModule(GroupParameters):
     delayed_wgrad: DelayedWgrad | None = None
     room: Room | None = None
     _depth = 3  # calls from a warning of __init__ up to the user's line
+    _fp32_buffers: ClassVar[tuple[str, ...]] = ("amax_history", "encode_scale")
+    """Those that casting the module leaves float32, with their bits."""
     probes: tuple[Probe, ...] = ()
     """Of each layer, while an observer counts; empty else."""
     _unused_amax: UnusedAmax | None = None
@@ -209,11 +211,11 @@ class RecipeModule(GroupParameters):
         explain_keys(self._buffers, self.recipe, state_dict, prefix, *rest[2:4])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        scales = {name: self._buffers[name] for name in ("amax_history", "encode_scale") if name in self._buffers}
+        wide = {name: self._buffers[name] for name in self._fp32_buffers if name in self._buffers}
         super()._apply(fn, recurse)
-        for name, before in scales.items():
+        for name, before in wide.items():
             after = self._buffers[name]
-            # module.bfloat16() is meant for the parameters: scales are fp32 by definition
+            # module.bfloat16() is meant for the parameters: these buffers are fp32 by definition
             if before is not None and after is not None and after.dtype is not before.dtype:
                 self._buffers[name] = before.to(after.device)
         return self

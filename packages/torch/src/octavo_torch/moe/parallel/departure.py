@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo_torch.linear import contexts
+from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.call import MoeCall
@@ -34,7 +34,7 @@ def check_eager(call: MoeCall) -> None:
             "ep was given to a MoE layer that torch.compile traces, and a traced graph holds no exchange; call the "
             "layer in a function under torch.compiler.disable"
         )
-    if contexts.transforms_active():
+    if transforms_active():
         raise ValueError(
             "ep was given inside of torch.func's transforms, which carry no tokens; use autograd's backward"
         )

@@ -1,0 +1,56 @@
+"""How to install a package of Octavo's own: from a clone, as no index has them yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from types import MappingProxyType
+
+_BASE = ("octavo-core", "octavo-registry")
+_TORCH, _JAX = (*_BASE, "octavo-torch"), (*_BASE, "octavo-jax")
+
+PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "octavo-core": ("packages/core", ()),
+        "octavo-numerics": ("packages/numerics", ("octavo-core",)),
+        "octavo-registry": ("registry", ("octavo-core",)),
+        "octavo-native": ("native", ()),
+        "octavo-triton": ("packages/triton", ("octavo-core",)),
+        "octavo-torch": ("packages/torch", _BASE),
+        "octavo-torch-native": ("packages/torch-native", (*_TORCH, "octavo-native")),
+        "octavo-torch-cudagraph": ("packages/torch-cudagraph", (*_TORCH, "octavo-native", "octavo-torch-native")),
+        "octavo-torch-triton": ("packages/torch-triton", (*_TORCH, "octavo-triton")),
+        "octavo-jax": ("packages/jax", _BASE),
+        "octavo-jax-native": ("packages/jax-native", (*_JAX, "octavo-native")),
+        "octavo-jax-triton": ("packages/jax-triton", (*_JAX, "octavo-triton")),
+        "octavo-conformance": ("packages/conformance", (*_BASE, "octavo-numerics")),
+        "octavo-bench": ("packages/bench", (*_BASE, "octavo-numerics")),
+        "octavo": ("packages/cli", (*_BASE, "octavo-numerics")),
+    }
+)
+"""Each distribution's folder in the repository, and those of Octavo's that it needs."""
+
+
+def how_to_install(distribution: str) -> str:
+    """What a user does to have `distribution` of Octavo's: a command, and where it runs.
+
+    The command has the folders of what that needs and is not installed, too: pip would look for these on an index.
+    """
+    if distribution not in PACKAGES:
+        return f"pip install {distribution}"
+    own = PACKAGES[distribution][0]
+    folders = [PACKAGES[name][0] for name in PACKAGES[distribution][1] if installed_version(name) is None]
+    return "in a clone of Octavo run: pip install " + " ".join(f"./{folder}" for folder in _ordered([*folders, own]))
+
+
+def _ordered(folders: list[str]) -> Iterator[str]:
+    """In the table's order, as documents have them."""
+    return (folder for folder, _ in PACKAGES.values() if folder in folders)
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
