@@ -179,6 +179,30 @@ def test_a_mutable_collection_threads_the_state(x: Any) -> None:
     assert state.x.history[0, 1] == 0
 
 
+def test_two_calls_with_one_state_are_refused(x: Any) -> None:
+    """JAX would add up the two states: within one apply whose collection is not mutable, and in two applies. Branches
+    of which one is taken, calls without a derivative and those of a stopped gradient are none of it."""
+    module: Any = octavo_linen.GroupedDense(G, N, recipe=DELAYED)
+    variables = jax.jit(module.init)(jax.random.key(0), x, SIZES)
+
+    def once(variables: Any, x: Any) -> Any:
+        return jnp.sum(module.apply(variables, x, SIZES)[:25])
+
+    def twice(variables: Any) -> Any:
+        return jnp.sum(module.apply(variables, method=lambda m: m(x, SIZES) + m(2 * x, SIZES))[:25])
+
+    def stopped(variables: Any) -> Any:
+        return once(variables, x) + once(jax.lax.stop_gradient(variables), x)
+
+    for loss in (twice, lambda v: once(v, x) + once(v, 2 * x)):
+        with pytest.raises(ValueError, match="two calls in one differentiated function took one state of the collect"):
+            jax.eval_shape(jax.grad(loss), variables)
+        jax.eval_shape(loss, variables)
+    jax.eval_shape(jax.grad(stopped), variables)
+    branches = (lambda v: lambda: once(v, x)), (lambda v: lambda: once(v, 2 * x))
+    jax.eval_shape(jax.grad(lambda v: jax.lax.cond(x[0, 0] > 0, *(one(v) for one in branches))), variables)
+
+
 def test_dense_general_is_flaxs(rng: np.random.Generator) -> None:
     """Axes and features as flax.linen.DenseGeneral: the same initial kernel of the same key, the same y."""
     x = jnp.asarray(rng.standard_normal((4, 5, 3, 6)), jnp.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import octavo
+import octavo_jax
 from octavo_jax import nnx as octavo_nnx
 from octavo_jax.counting import count_runs
 from octavo_jax.nnx import grouped
@@ -72,6 +74,90 @@ def test_gradient_accumulation_and_the_end_of_a_step(x: Any) -> None:
     assert state.x.history[-1, 0] == amax
     assert state.x.scale[0] == np.float32(448) / amax
     assert state.grad.scale[1] == state.x.scale[1] == 1
+
+
+def _loss(module: Any, x: Any) -> Any:
+    return jnp.sum(module(x, SIZES)[:25] ** 2)
+
+
+def _carried(module: Any, xs: Any) -> Any:
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    def body(module: Any, x: Any) -> Any:
+        return module, _loss(module, x)
+
+    return jnp.sum(body(module, xs)[1])
+
+
+def _remade(module: Any, xs: Any) -> Any:
+    graph, values = nnx.split(module)
+    module = nnx.merge(graph, values)
+    return _loss(module, xs[0]) + _loss(module, xs[1])
+
+
+TWICE: dict[str, Callable[[Any, Any], Any]] = {
+    "in turn": lambda module, xs: _loss(module, xs[0]) + _loss(module, xs[1]),
+    "nnx.remat": lambda module, xs: nnx.remat(_loss)(module, xs[0]) + nnx.remat(_loss)(module, xs[1]),
+    "nnx.jit": lambda module, xs: nnx.jit(_loss)(module, xs[0]) + _loss(module, xs[1]),
+    "nnx.scan": _carried,
+    "nnx.vmap": lambda module, xs: jnp.sum(nnx.vmap(_loss, in_axes=(None, 0))(module, xs)),
+    "nnx.merge": _remade,
+}
+
+
+def _scaled_module(rng: np.random.Generator) -> Any:
+    """A layer in the middle of training, whose state would show that it was added to another."""
+    module: Any = octavo_nnx.GroupedLinear(G, K, N, recipe=DELAYED, backend="jax-reference", rngs=nnx.Rngs(0))
+    state = module.delayed.get_value()
+    drawn = jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(0.5, 2, leaf.shape), jnp.float32), state)
+    module.delayed.set_value(drawn)
+    return module
+
+
+@jax.jit
+def _threaded(kernel: Any, state: Any, xs: Any) -> Any:
+    def loss(kernel: Any, state: Any) -> Any:
+        total: Any = 0.0
+        for x in xs:
+            y, state = octavo_jax.grouped_dense(x, kernel, SIZES, recipe=DELAYED, state=state, backend="jax-reference")
+            total = total + jnp.sum(y[:25] ** 2)
+        return total
+
+    return jax.grad(loss, (0, 1))(kernel, state)
+
+
+@pytest.mark.parametrize("way", TWICE)
+def test_two_calls_thread_their_state(way: str, x: Any, rng: np.random.Generator) -> None:
+    """A module that is called twice in one differentiated function records what two calls of the function do whose
+    state is threaded, bit for bit; JAX would add up the states, so that scales double."""
+    module = _scaled_module(rng)
+    xs = jnp.stack([x, 3 * x])
+    kernel, state = _threaded(module.kernel[...], module.delayed.get_value(), xs)
+    step = nnx.jit(nnx.grad(TWICE[way], argnums=nnx.DiffState(0, BOTH)))
+    gradients = step(module, xs)
+    made = gradients["delayed"].get_value()
+    for (path, a), b in zip(jax.tree.leaves_with_path(made), jax.tree.leaves(state), strict=True):
+        assert np.array_equal(a, b), path
+    assert np.array_equal(gradients["kernel"].get_value(), kernel)
+
+
+def test_a_state_that_a_call_cannot_keep_is_refused(x: Any, rng: np.random.Generator) -> None:
+    """A module from outside of a transformation of JAX's own keeps nothing there: several calls would be added up."""
+    module, xs = _scaled_module(rng), jnp.stack([x, x])
+    scans: Any = lambda module: jax.lax.scan(lambda sum, x: (sum + _loss(module, x), None), 0.0, xs)[0]  # noqa: E731
+    with pytest.raises(ValueError, match=r"as in nnx\.remat\(lambda module, x: module\(x\)\)\(module, x\)"):
+        nnx.grad(scans, argnums=nnx.DiffState(0, BOTH))(module)
+    with pytest.warns(UserWarning, match="its DelayedState is not"):
+        nnx.grad(scans)(module)
+
+
+def test_evaluation_records_nothing(x: Any, rng: np.random.Generator) -> None:
+    """Whatever the transformation: what no derivative is taken of is no step."""
+    module = _scaled_module(rng)
+    before = module.delayed.get_value()
+    nnx.jit(_loss)(module, x)
+    nnx.vmap(_loss, in_axes=(None, 0))(module, x[None])
+    jax.jit(jax.vmap(partial(_loss, module)))(x[None])
+    assert jax.tree.all(jax.tree.map(np.array_equal, module.delayed.get_value(), before))
 
 
 def test_vmapped_layers_under_scan_and_remat(x: Any) -> None:

@@ -233,6 +233,10 @@ def test_weights_of_choices_that_are_left_out_have_no_gradient(rng: np.random.Ge
     weights, dy = rng.random((tokens, k)).astype(np.float32), rng.standard_normal((tokens, width)).astype(np.float32)
     total = int((chosen >= 0).sum())
     for limit in (None, total - 2):
+        kept = moe.arrange(chosen, weights, experts, rows=limit)
+        left_out = np.ones(tokens * k, bool)
+        left_out[np.asarray(kept.order)[: int(np.sum(kept.group_sizes))]] = False
+        assert np.array_equal(kept.weights, np.where(left_out.reshape(tokens, k), 0, weights))
         rows = np.full((tokens * k if limit is None else limit, width), np.nan, np.float32)
         end = min(total, len(rows))
         rows[:end] = rng.standard_normal((end, width))

@@ -14,6 +14,7 @@ from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.norm import Normalized, NormGradients, normalized, normalized_gradients
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
+from octavo_jax.arrays.numpy_batches import as_jax
 from octavo_registry.contract.cards import Norm
 
 
@@ -109,4 +110,4 @@ def normalize(x: Array, gamma: Array, beta: Array | None = None, *, norm: Norm =
     order than the same rows as [M, C], which is how layers normalize. Raises ValueError for arguments that do not fit.
     """
     x = jnp.asarray(x)
-    return _normalize(x, gamma, beta, check_norm(norm, epsilon, x, gamma, beta))
+    return _normalize(*as_jax((x, gamma, beta)), check_norm(norm, epsilon, x, gamma, beta))

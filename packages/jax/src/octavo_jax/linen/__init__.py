@@ -3,7 +3,9 @@
 Variables: `params`, named as Flax users expect, and with DelayedScaling `_overwrite_with_gradient`/state, whose
 gradient is its new value (see `octavo_jax.DelayedState`): overwrite it after each microbatch, and apply
 `update_state` once per step. Where that collection is mutable, a call records the forward amaxes in it, so that a
-module that is called several times in one pass threads its state; where it is not, call the module once per pass.
+module that is called several times in one pass threads its state; where it is not, call the module once per pass: a
+derivative of two calls with one state is a ValueError, as far as they are in one trace (each call of `nn.remat` has its
+own).
 
 A stochastic recipe takes a `seed`, or draws one from the stream "quantization".
 """

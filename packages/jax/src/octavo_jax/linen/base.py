@@ -17,6 +17,7 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer, zeros_init
+from octavo_jax.modules.kept_states import taken_before, undifferentiated_state
 from octavo_jax.modules.states import State, fresh_state, update_states
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Norm
@@ -29,6 +30,14 @@ RNG = "quantization"
 
 Axes = tuple[str | None, ...]
 """Logical axis names of a parameter, as `nn.with_logical_partitioning` takes them; empty: not partitioned."""
+
+
+_TWICE = (
+    f"two calls in one differentiated function took one state of the collection {STATE_COLLECTION!r}, and JAX would "
+    "add up the states that they record: make the collection mutable, so that the second call takes what the first "
+    "one recorded, and give the second of two applies the collection that the first one returned; a call that shall "
+    "record nothing takes jax.lax.stop_gradient of the collection"
+)
 
 
 class QuantizedModule(nn.Module, kw_only=True):
@@ -79,10 +88,13 @@ class QuantizedModule(nn.Module, kw_only=True):
         fresh: Callable[[], State | None] = lambda: fresh_state(recipe, groups, layers)  # noqa: E731
         stateful = isinstance(recipe, DelayedScaling)
         state = self.variable(STATE_COLLECTION, "state", fresh) if stateful else None
+        before: State | None = None if state is None else state.value
+        if before is not None and taken_before(before):
+            before = undifferentiated_state(before, _TWICE)
         result = call(
             recipe=recipe,
             seed=seed,
-            state=None if state is None else state.value,
+            state=before,
             checkpoint_name=self.quantization_checkpoint_name,
             sharding=self.sharding,
             backend=self.backend,

@@ -93,13 +93,15 @@ def arranged(
     order = named(jnp.argsort(keys, stable=True).astype(jnp.int32), checkpoint_name)
     numbers = jnp.arange(tokens * k, dtype=jnp.int32)
     position = numbers.at[order].set(numbers, unique_indices=True, mode="promise_in_bounds")
+    position = named(position.reshape(tokens, k), checkpoint_name)
     sizes = counts(keys, num_experts)
     if rows is not None and rows < tokens * k:
         order, sizes = order[:rows], limited(sizes, rows)
+        taken &= position < rows
     return Routing(
         group_sizes=sizes,
         order=order,
-        position=named(position.reshape(tokens, k), checkpoint_name),
+        position=position,
         weights=jnp.where(taken, weights.astype(jnp.float32), np.float32(0)),
         probabilities=probabilities,
     )

@@ -61,7 +61,7 @@ def moe_mlp(
     weights_on, form, weight_codes   as in `routed_mlp`, whose y and gradients are the same bits in every form but
                 "lean", whose y is the same. Where a recipe leaves fprop in high precision and quantizes wgrad, y's
                 activation is a kernel's in "keep_all" and XLA's elsewhere, and these may differ in the last bit
-    mask        [...] bool, x's leading axes: False for tokens that go nowhere, such as padding. They cost no row of a
+    mask        [...] bool, x's leading axes: False for tokens that are dropped, such as padding. They add no row to a
                 GEMM, may hold anything, and come back as zeros
     dtype       of the rows, wi, wo and the biases in the experts; the router sees x as it is. None: as they are
     preferred_element_type   dtype of y; None: x's

@@ -75,7 +75,7 @@ def choose_experts(
     renormalize       divide a token's weights by their sum plus 1e-20
     scale             multiplies the weights
     replay            integers [T, k], choices that were made before: their weights are those of these logits; a number
-                      outside 0 to E - 1 goes nowhere and weighs 0
+                      outside 0 to E - 1 is dropped and weighs 0
     checkpoint_name   what policies of `jax.checkpoint` call the choices, as `route`'s; None: no name
 
     Raises ValueError for arguments that do not fit.

@@ -56,8 +56,8 @@ def route(
     logits            [T, E] scores; the softmax is taken in float32
     normalize         divide a token's k weights by their sum. With k = 1 they then are 1, and the router learns from
                       the balance loss alone
-    mask              [T] bool, False for tokens that go nowhere: their rows are past the sum of the sizes, cost no
-                      row of a GEMM, and their logits are not read
+    mask              [T] bool, False for tokens that are dropped: their rows are past the sum of the sizes, so that
+                      they add no row to a GEMM, and their logits are not read
     checkpoint_name   what policies of `jax.checkpoint` call the choices and their order (12 bytes per choice; weights
                       and probabilities are computed again). It is the quantizers' name by default, because rows
                       that were quantized in one order must not meet sizes of another, which a router that is computed

@@ -43,7 +43,7 @@ def over_mesh(body: Body, a: Arrays) -> Result:
     if a.seed is not None:
         a = a._replace(seed=seed_words(a.seed))
     if a.state is not None:
-        a = a._replace(state=shared_states.lent(a.state, placement.size(data)))
+        a = a._replace(state=shared_states.lent(a.state, placement.size(data), placement.mesh, specs.state))
 
     def part(a: Arrays) -> Result:
         result = body.run(a._replace(state=shared_states.own(a.state)))
@@ -53,7 +53,8 @@ def over_mesh(body: Body, a: Arrays) -> Result:
     # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
     result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
     y = _observed_beside(result.y, a, specs, placement)
-    return result._replace(y=y, state=shared_states.merged(result.state))  # type: ignore[no-any-return]
+    state = shared_states.merged(result.state, placement.mesh, specs.state)
+    return result._replace(y=y, state=state)  # type: ignore[no-any-return]
 
 
 def _observed_beside(y: Any, a: Arrays, specs: Arrays, placement: Placement) -> Any:

@@ -6,7 +6,7 @@ Amaxes and scales are floats of one sign, so their bits order them, and no devic
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,40 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.sharding.explicit import placed
 
 
-def lent(states: Any, copies: int) -> Any:
-    """Every leaf [..., G] as [copies, ..., G]. The "gradient", which is the state after the call, comes back merged."""
-    return jax.tree.map(partial(_lent, copies=copies), states)
+class _Copies(NamedTuple):
+    """Copies of one leaf [..., G]: how many, and how they lie on the mesh.
+
+    name   of the leaf in errors
+    spec   of all copies, [copies, ..., G]
+    """
+
+    name: str
+    copies: int
+    mesh: Any
+    spec: Any
+
+    def of(self, leaf: Array) -> Array:
+        """All of them."""
+        return placed(self.mesh, self.name, jnp.broadcast_to(leaf, (self.copies, *leaf.shape)), self.spec)
 
 
-def merged(states: Any) -> Any:
+def lent(states: Any, copies: int, mesh: Any, specs: Any) -> Any:
+    """Every leaf [..., G] as [copies, ..., G], placed by `copy_specs`. The "gradient", which is the state after the
+    call, comes back merged."""
+
+    def one(path: Any, leaf: Array, spec: Any) -> Any:
+        name, own_spec = f"state{jax.tree_util.keystr(path)}", PartitionSpec(*spec[1:])  # type: ignore[no-untyped-call]
+        return _lent(placed(mesh, name, leaf, own_spec), _Copies(name, copies, mesh, spec))
+
+    return jax.tree.map_with_path(one, states, specs)
+
+
+def merged(states: Any, mesh: Any, specs: Any) -> Any:
     """Leaves [copies, ..., G] to their maxima [..., G]."""
-    return jax.tree.map(_merged, states)
+    return jax.tree.map(lambda leaf, spec: _merged(leaf, _Copies("state", len(leaf), mesh, spec)), states, specs)
 
 
 def own(states: Any) -> Any:
@@ -46,21 +70,17 @@ def _largest(leaf: Array) -> Array:
     return fp32.as_float(jnp.max(fp32.as_bits(leaf), axis=0))
 
 
-def _copied(leaf: Array, copies: int) -> Array:
-    return jnp.broadcast_to(leaf, (copies, *leaf.shape))
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _lent(leaf: Array, copies: _Copies) -> Array:
+    return copies.of(leaf)
+
+
+_lent.defvjp(lambda leaf, copies: (copies.of(leaf), None), lambda _copies, _saved, later: (_largest(later),))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _lent(leaf: Array, copies: int) -> Array:
-    return _copied(leaf, copies)
-
-
-_lent.defvjp(lambda leaf, copies: (_copied(leaf, copies), None), lambda _copies, _saved, later: (_largest(later),))
-
-
-@jax.custom_vjp
-def _merged(leaf: Array) -> Array:
+def _merged(leaf: Array, copies: _Copies) -> Array:
     return _largest(leaf)
 
 
-_merged.defvjp(lambda leaf: (_largest(leaf), len(leaf)), lambda copies, later: (_copied(later, copies),))
+_merged.defvjp(lambda leaf, _copies: (_largest(leaf), None), lambda copies, _saved, later: (copies.of(later),))

@@ -4,8 +4,10 @@ Parameters are of `nnx.Param`, named as Flax users expect. Beside them a module 
 
 delayed             with DelayedScaling a `ScalingState`, else None. Its "gradient" is its new value (see
                     `DelayedState`): `nnx.grad(..., argnums=nnx.DiffState(0, nnx.Any(nnx.Param, ScalingState)))`.
-                    Call the module once a pass, overwrite after each microbatch (`nnx.update`), and apply
-                    `update_state` once per step
+                    Overwrite it after each microbatch (`nnx.update`), and apply `update_state` once per step. A call
+                    that is differentiated with respect to it keeps in it what it recorded, for the next call; other
+                    calls leave it as it is. A transformation that discards what a module keeps (JAX's own, of a
+                    module as an argument; `nnx.scan`, of one with in_axes=None) may call the module once
 base_seed, calls    with a stochastic recipe of `SeedState`, else None: a call without a seed takes base_seed + calls
                     and counts itself
 """

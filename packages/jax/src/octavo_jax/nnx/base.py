@@ -9,6 +9,7 @@ from typing import Any, Required, TypedDict
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.errors import TraceContextError
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -18,12 +19,20 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer
+from octavo_jax.modules.kept_states import is_traced, recorded, undifferentiated_state
 from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
 from octavo_jax.nnx.whole_signature import all_parameters
 from octavo_jax.sharding.axes import MeshAxes
 
 Axes = tuple[str | None, ...]
 """Logical axis names of a parameter, as `nnx.with_partitioning` takes them; empty: not partitioned."""
+
+
+_LOST = (
+    "a module with delayed scaling was called inside a transformation that it is no argument of, where it cannot keep "
+    "the state that the call records, and JAX would add up the states of several calls: give the module to nnx's "
+    "transformation as an argument, as in nnx.remat(lambda module, x: module(x))(module, x)"
+)
 
 
 class ScalingState(nnx.Variable[Any]):
@@ -116,18 +125,34 @@ class QuantizedModule(nnx.Module):
         if seed is None and self.base_seed is not None and self.calls is not None:
             seed = next_seed(self.base_seed[...], self.calls[...])
             self.calls[...] = self.calls[...] + 1
-        state: State | None = None if self.delayed is None else self.delayed.get_value()
+        before, keeps = (None, False) if self.delayed is None else _state_for_call(self.delayed)
         result = call(
             recipe=self.recipe,
             seed=seed,
-            state=state,
+            state=before,
             checkpoint_name=self.quantization_checkpoint_name,
             sharding=self.sharding,
             backend=self.backend,
             room=self.room,
         )
         results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
-        return results if state is None else results[:-1]
+        if self.delayed is None or before is None:
+            return results
+        if keeps:
+            self.delayed.set_value(recorded(before, results[-1]))
+        return results[:-1]
+
+
+def _state_for_call(variable: ScalingState) -> tuple[State, bool]:
+    """The state that a call takes, and whether the variable shall keep what the call makes of it."""
+    state: State = variable.get_value()
+    if not is_traced(state):
+        return state, False
+    try:
+        variable.set_value(state)
+    except TraceContextError:
+        return undifferentiated_state(state, _LOST), False
+    return state, True
 
 
 def _check_arguments(module: type, rngs: nnx.Rngs | None, unknown: tuple[str, ...]) -> None:

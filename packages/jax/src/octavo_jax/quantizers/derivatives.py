@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from octavo_jax.arrays.numpy_batches import as_jax
 from octavo_jax.arrays.varying import varying_axes, varying_over
 from octavo_jax.quantizers.forward_mode import reverse_alone
 from octavo_jax.scaling.delayed_state import DelayedState, shared_state
@@ -33,7 +34,7 @@ def _refused(primals: Any, tangents: Any) -> Any:
 
 def undifferentiated(x: Array) -> Array:
     """x; TypeError where a derivative is taken through it, second derivatives of layers among them."""
-    return _same(x) if isinstance(x, jax.core.Tracer) else x
+    return _same(as_jax(x)) if isinstance(x, jax.core.Tracer) else x
 
 
 def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -44,7 +45,7 @@ def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> R
     `jax.shard_map` every array has one type from here on, as custom_vjps want it; what transposes that sums gradients
     of arrays that shards share, and takes the largest of their amaxes of a delayed state.
     """
-    return function(*_watched(_reversed(name, _alike(arguments))))
+    return function(*_watched(_reversed(name, _alike(as_jax(arguments)))))
 
 
 def _is_state(leaf: Any) -> bool:

@@ -164,7 +164,9 @@ def _shared(state: DelayedState, axes: frozenset[str]) -> tuple[DelayedState, De
     return shared_state(state, axes), state
 
 
-def _largest(axes: frozenset[str], state: DelayedState, later: DelayedState) -> tuple[DelayedState]:
+def largest_of_shards(axes: frozenset[str], state: DelayedState, later: DelayedState) -> DelayedState:
+    """`state` with the running amaxes of `later`, maxima over those of `axes` that `state` does not differ over."""
+
     def merged(before: ScalingHistory, after: ScalingHistory) -> ScalingHistory:
         missing = tuple(sorted(axes - varying_axes(before)))
         last = fp32.as_bits(after.history[0])
@@ -173,10 +175,10 @@ def _largest(axes: frozenset[str], state: DelayedState, later: DelayedState) -> 
         return ScalingHistory(before.history.at[0].set(fp32.as_float(last)), before.scale)
 
     histories = (merged(getattr(state, name), getattr(later, name)) for name in ("x", "kernel", "grad"))
-    return (DelayedState(*histories),)
+    return DelayedState(*histories)
 
 
-shared_state.defvjp(_shared, _largest)
+shared_state.defvjp(_shared, lambda axes, state, later: (largest_of_shards(axes, state, later),))
 
 
 @partial(jax.jit, static_argnames=("top", "most_recent", "axis_name"))

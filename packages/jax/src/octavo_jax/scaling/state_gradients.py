@@ -23,7 +23,7 @@ def watched_state(state: DelayedState, arrays: list[Array]) -> DelayedState:
 
 
 def _watched(state: Any, arrays: Any) -> tuple[DelayedState, None]:
-    if _is_differentiated(arrays) and not _is_differentiated(state):
+    if is_differentiated(arrays) and not is_differentiated(state):
         warnings.warn(
             "a layer with delayed scaling is differentiated and its DelayedState is not: the amax of the gradient is "
             "lost, and scales that nobody updates stay as they are. Differentiate with respect to the state, too, "
@@ -36,16 +36,23 @@ def _watched(state: Any, arrays: Any) -> tuple[DelayedState, None]:
     return values, None
 
 
-def _is_differentiated(tree: Any) -> bool:
+def is_differentiated(tree: Any) -> bool:
+    """Whether the forward rule of a custom_vjp with symbolic zeros was given an array of `tree` that is."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: hasattr(leaf, "perturbed"))
     return any(leaf.perturbed for leaf in leaves)
 
 
-def _unwatched(_: None, later: Any) -> tuple[Any, None]:
+def instantiated(tree: Any) -> Any:
+    """`tree` with arrays for the symbolic zeros that a backward rule may be given."""
+
     def array(leaf: Any) -> Any:
         return leaf.instantiate() if isinstance(leaf, SymbolicZero) else leaf
 
-    return jax.tree.map(array, later, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero)), None
+    return jax.tree.map(array, tree, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
+
+
+def _unwatched(_: None, later: Any) -> tuple[Any, None]:
+    return instantiated(later), None
 
 
 watched_state.defvjp(_watched, _unwatched, symbolic_zeros=True)

@@ -79,7 +79,7 @@ def _spec(placement: Placement, *letters: Letter | None) -> Any:
 
 def in_blocks(placement: Placement | None, x: Array, axes: DenseAxes) -> Array:
     """x [*L, *K] as rows [M, K], or [F, M / F, K] where the mesh cuts L."""
-    if placement is None or not placement.blocks:
+    if placement is None:
         return x.reshape(-1, axes.k)
     x = placed(placement.mesh, "x", x, _rows_spec(placement, axes, "i", axes.contracted), tokens=True)
     rows = math.prod(axes.rows) // math.prod(placement.blocks)
@@ -90,13 +90,13 @@ def out_of_blocks(placement: Placement | None, y: Array, axes: DenseAxes, letter
     """Rows with y's features ("o") as [*L, *N], or with x's ("i") as [*L, K]."""
     columns = axes.columns if letter == "o" else (axes.k,)
     shape = (*axes.rows, *columns)
-    if placement is None or not placement.blocks:
+    if placement is None:
         return y.reshape(shape)
     return reshaped(placement, y, shape, _rows_spec(placement, axes, letter, len(columns)))
 
 
 def _rows_spec(placement: Placement, axes: DenseAxes, column: Letter, columns: int) -> Any:
-    lead: tuple[Letter | None, ...] = ("f", *[None] * (len(axes.rows) - 1))
+    lead: list[Letter | None] = ["f", *[None] * (len(axes.rows) - 1)] if axes.rows else []
     return _spec(placement, *lead, *([column, *[None] * (columns - 1)] if columns else []))
 
 
