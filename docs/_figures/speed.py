@@ -9,8 +9,8 @@ from typing import Any
 from bars import Chart, by_group, draw
 from workspace import ROOT
 
-MOE, STEP, GEMM, QUANTIZE = (f"{name}-h200-2026-11-22" for name in ("moe", "step-frameworks", "gemm", "quantize"))
-BATCHED, PEERS = "gemm-batched-h200-2026-11-22", "moe-peers-h200-2026-11-23"
+MOE, GEMM, PEERS = (f"{name}-h200-2026-11-27" for name in ("moe", "gemm", "moe-peers"))
+STEP, QUANTIZE, BATCHED = (f"{name}-h200-2026-11-22" for name in ("step-frameworks", "quantize", "gemm-batched"))
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
 SHAPE = [32768, 7168]
@@ -87,16 +87,17 @@ def step() -> str:
 
 def gemm() -> str:
     """The forward product of each published model, ours and torch's."""
-    shown = {("bf16", "octavo bf16"), ("block", "octavo block"), ("row", "octavo row")}
-    peers = {"grouped_mm": "torch bf16", "scaled_grouped_mm exact": "torch per row"}
-    names, values = {}, []
+    shown = {"bf16": "octavo bf16", "block": "octavo block", "row": "octavo row"}
+    peers = {"bf16": ("grouped_mm", "torch bf16"), "row": ("scaled_grouped_mm exact", "torch per row")}
+    values = []
     for row in _rows(GEMM):
-        if row["gemm"] == "fprop" and row["sizes"] == "even":
-            names[str(row["shape"])] = row["name"]
-            values += [(row["name"], label, row["tflops"]) for case, label in shown if case == row["case"]]
-    for peer in _rows(GEMM, "peers"):
-        if peer["gemm"] == "fprop" and peer["sizes"] == "even" and peer["peer"] in peers and peer["tflops"]:
-            values.append((names[str(peer["shape"])], peers[peer["peer"]], peer["tflops"]))
+        case = row["case"]
+        if row["gemm"] != "fprop" or row["sizes"] != "even" or case not in shown:
+            continue
+        values.append((row["name"], shown[case], row["tflops"]))
+        peer, label = peers.get(case, ("", ""))
+        if peer in row["peer_ratios"]:  # of their turns, which alone have the same clocks
+            values.append((row["name"], label, row["tflops"] / row["peer_ratios"][peer]))
     series = {
         "torch bf16": "tool",
         "octavo bf16": "base",
