@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,21 @@ def test_bytes_by_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert received_in_a_step(run, devices=2) == 2 * 8 * 1024 // 2
     fake.write_text("#!/bin/sh\nexit 1\n")
     assert received_in_a_step(run, devices=2) is None
+
+
+def test_processes_that_do_not_end_are_killed_and_noted() -> None:
+    """A library whose runtime hangs when it is shut down holds no GPU beside the rows that follow."""
+    multiprocessing = pytest.importorskip("torch.multiprocessing")
+    from octavo_bench.ep.processes import end
+
+    for seconds, count in ((0.0, 0), (600.0, 2)):
+        notes: list[str] = []
+        processes = multiprocessing.start_processes(_sleep, (seconds,), nprocs=2, join=False, start_method="fork")
+        end(processes, notes, within=0.5 if seconds else 60.0)
+        assert not any(process.is_alive() for process in processes.processes)
+        assert len(notes) == bool(count)
+        assert all(note.startswith("2 processes had not ended 0.5 s") for note in notes)
+
+
+def _sleep(rank: int, seconds: float) -> None:
+    time.sleep(seconds)

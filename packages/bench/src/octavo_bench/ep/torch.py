@@ -27,6 +27,7 @@ from octavo import DelayedScaling, OctavoError
 from octavo_bench.ep.benchmark import PAYLOADS, EpOptions, EpRow
 from octavo_bench.ep.nvlink import STEPS, received_in_a_step
 from octavo_bench.ep.peers import LIGER, TORCH, check_close, finish, peer_call
+from octavo_bench.ep.processes import end
 from octavo_bench.errors import AbsentError, InputError, RunError
 from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.options import Names
@@ -118,9 +119,9 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
         else:  # those in one process first: the others' processes do not wait for them
             cases.sort(key=lambda case: case.ranks > 1)
             served = [case for case in cases if case.ranks > 1]
-        spread = _spread(asked, [case for case in served if case.peer != LIGER], ranks)
+        spread = _spread(asked, [case for case in served if case.peer != LIGER], ranks, run.notes)
         for case in cases:
-            answers = _apart(asked, case, ranks) if case.peer == LIGER else spread
+            answers = _apart(asked, case, ranks, run.notes) if case.peer == LIGER else spread
             make = partial(_row, engine, asked, case, answers if case in served else None)
             yield from run.attempt(make, shape, "even", case.kind, case.text, case.peer or None)
 
@@ -140,17 +141,20 @@ def _cases(options: EpOptions, ranks: int) -> Iterator[_Case]:
                 yield _Case(kind, ranks, peer=LIGER)
 
 
-def _apart(asked: _Asked, case: _Case, ranks: int) -> Iterator[_Answer]:
+def _apart(asked: _Asked, case: _Case, ranks: int, notes: list[str]) -> Iterator[_Answer]:
     """A peer in processes of its own, which it may end where it fails; beside one GPU if others are."""
     if find_spec("liger_cute_kernels") is None:
         yield AbsentError(f"{LIGER} is not measured: it is not installed (no module named liger_cute_kernels)")
         return
     alone = [_Case(case.kind, 1)] if asked.captured else []
-    yield from islice(_spread(asked, [*alone, case], ranks), len(alone), None)
+    yield from islice(_spread(asked, [*alone, case], ranks, notes), len(alone), None)
 
 
-def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Answer]:
-    """What was measured of each case over `ranks` processes, or why nothing was; they are started for the first one."""
+def _spread(asked: _Asked, cases: list[_Case], ranks: int, notes: list[str]) -> Iterator[_Answer]:
+    """What was measured of each case over `ranks` processes, or why nothing was; they are started for the first one.
+
+    `notes` gets a sentence where they do not end.
+    """
     if not cases:
         return
     answers = mp.get_context("spawn").SimpleQueue()
@@ -158,12 +162,13 @@ def _spread(asked: _Asked, cases: list[_Case], ranks: int) -> Iterator[_Answer]:
         processes: Any = start_processes(  # type: ignore[no-untyped-call]
             _serve, (asked, cases, str(Path(folder, "store")), answers), nprocs=ranks, join=False, start_method="spawn"
         )
-        for _ in cases:
+        for number in range(len(cases)):
             while answers.empty():
                 processes.join(timeout=0.05)  # raises what a process has raised
-            yield answers.get()
-        while not processes.join():
-            pass
+            answer = answers.get()
+            if number + 1 == len(cases):
+                end(processes, notes)
+            yield answer
 
 
 def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Answer] | None) -> EpRow:

@@ -31,7 +31,7 @@ def layer_call(x: Tensor, choices: Tensor, weights: Tensor, w1: Tensor, w2: Tens
     index = choices.to(torch.int32)
 
     def step() -> Sequence[Tensor]:
-        y = moe_fused(x, index, weights, gate, up, w2, experts, top)
+        y = moe_fused(x, index, weights.to(x.dtype), gate, up, w2, experts, top)  # in fp32 it refuses weights
         dx, dgate, dup, dw2, dweights = torch.autograd.grad(y, [x, gate, up, w2, weights], dy)
         return dx, torch.cat([dgate, dup], 1), dw2, dweights
 
