@@ -166,7 +166,7 @@ def _spread(asked: _Asked, cases: list[_Case], ranks: int, notes: list[str]) -> 
             while answers.empty():
                 processes.join(timeout=0.05)  # raises what a process has raised
             answer = answers.get()
-            if number + 1 == len(cases):
+            if number + 1 == len(cases):  # before the yield: whoever has the last answer asks for no further one
                 end(processes, notes)
             yield answer
 

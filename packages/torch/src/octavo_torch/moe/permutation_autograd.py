@@ -82,55 +82,35 @@ class _Dot(torch.autograd.Function):
         return drows, ddy, None, None
 
 
-class _PermuteInTransform(_Permute):
-    """_Permute as torch.func.grad takes it; for all calls it would cost a look at the signature in each."""
+class _InTransform:
+    """What torch.func.grad needs of each of the three; for all calls it would cost a look at the signature in each."""
 
+    @staticmethod
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor | None, Places, Moves], output: Tensor) -> None:
+        first, second, places, ctx.moves = inputs
+        ctx.save_for_backward(first, second, *places)
+
+    @staticmethod
+    def vmap(*_: object) -> NoReturn:
+        raise no_transform("vmap", ROWS)
+
+
+class _PermuteInTransform(_InTransform, _Permute):
     @staticmethod
     def forward(x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:  # type: ignore[override]
         return moves.permute_rows(x, *places, weights)
 
-    @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor | None, Places, Moves], output: Tensor) -> None:
-        x, weights, places, ctx.moves = inputs
-        ctx.save_for_backward(x, weights, *places)
 
-    @staticmethod
-    def vmap(*_: object) -> NoReturn:
-        raise no_transform("vmap", ROWS)
-
-
-class _CombineInTransform(_Combine):
-    """_Combine likewise."""
-
+class _CombineInTransform(_InTransform, _Combine):
     @staticmethod
     def forward(rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:  # type: ignore[override]
         return moves.combine_rows(rows, places.position, places.routed, weights)
 
-    @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor | None, Places, Moves], output: Tensor) -> None:
-        rows, weights, places, ctx.moves = inputs
-        ctx.save_for_backward(rows, weights, *places)
 
-    @staticmethod
-    def vmap(*_: object) -> NoReturn:
-        raise no_transform("vmap", ROWS)
-
-
-class _DotInTransform(_Dot):
-    """_Dot likewise."""
-
+class _DotInTransform(_InTransform, _Dot):
     @staticmethod
     def forward(rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:  # type: ignore[override]
         return moves.dot_rows(rows, dy, places.position, places.routed)
-
-    @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor, Places, Moves], output: Tensor) -> None:
-        rows, dy, places, ctx.moves = inputs
-        ctx.save_for_backward(rows, dy, *places)
-
-    @staticmethod
-    def vmap(*_: object) -> NoReturn:
-        raise no_transform("vmap", ROWS)
 
 
 def check_derivatives(*operands: Tensor | None) -> None:
