@@ -19,13 +19,14 @@ from nox.command import CommandFailed
 
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 from sessions.environment import (
-    COMPILES_MUCH,
     CORES,
     DIRECTORIES,
     NATIVE,
     WORKERS,
+    Effort,
     Kernels,
     closure,
+    effort_of,
     install,
     kernels_of_tests,
     native_wheel,
@@ -251,7 +252,7 @@ def tests(session: nox.Session, package: str) -> None:
     Those that compile programs of JAX do so in a hurry: bits as users have them are the conformance session's.
     """
     install(session, package, extra=(*needed_by_tests(package), "pytest-xdist"))
-    run_pytest(session, DIRECTORIES[package], *session.posargs, in_a_hurry=package in COMPILES_MUCH)
+    run_pytest(session, DIRECTORIES[package], *session.posargs, xla=effort_of(package))
 
 
 @nox.session
@@ -270,8 +271,11 @@ def conformance(session: nox.Session, backend: str) -> None:
         suite += ("-k", SMALL_CASES)
     undeclared = ("-W", "error::octavo_conformance.UndeclaredCapability")
     report = f"--octavo-report=reports/{backend}.json"
-    # no user has the bits of an interpreter
-    run_pytest(session, *suite, *undeclared, report, *session.posargs, in_a_hurry=backend in INTERPRETED)
+    # no user has the bits of an interpreter; tests/test_frameworks_agree.py has those of JAX with emitters
+    xla: Effort = "in a hurry" if backend in INTERPRETED else "as users have it"
+    if backend == "jax-reference":
+        xla = "without emitters"
+    run_pytest(session, *suite, *undeclared, report, *session.posargs, xla=xla)
 
 
 @nox.session
@@ -310,7 +314,7 @@ def adapters(session: nox.Session) -> None:
     install(session, "octavo", *fronts, extra=(*groups, "pytest-xdist", *ADAPTED))
     session.install("--no-deps", *ADAPTED_ALONE)
     files = (str(path) for path in sorted(ROOT.glob("packages/*/tests/adapters/test_*.py")))
-    run_pytest(session, *files, "tests/documents/test_transformers_example.py", *session.posargs, in_a_hurry=True)
+    run_pytest(session, *files, "tests/documents/test_transformers_example.py", *session.posargs, xla="in a hurry")
 
 
 @nox.session
@@ -346,7 +350,7 @@ def mutants(session: nox.Session, package: str) -> None:
     """Plant the bugs of tests/mutants/bugs one at a time and see which of them one package's default tests notice."""
     compiler = ("cmake>=3.26", "ninja", "jaxlib==0.6.2") if package == NATIVE else ()  # jaxlib for XLA's headers
     install(session, package, extra=(*needed_by_tests(package), *compiler))
-    settings = settings_of_tests(session, in_a_hurry=package in COMPILES_MUCH)
+    settings = settings_of_tests(session, effort_of(package))
     run = ("python", "tests/mutants/run.py", package, DIRECTORIES[package])
     session.run(*run, *session.posargs, env=settings)
 

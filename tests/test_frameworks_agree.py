@@ -15,7 +15,7 @@ import octavo_jax
 import octavo_numerics
 import octavo_registry
 import octavo_torch
-from octavo_registry.contract.frameworks import PLANES
+from octavo_registry.contract.frameworks import PLANES, Framework
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "softmax": {},
@@ -32,6 +32,21 @@ def rng() -> np.random.Generator:
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
     return np.random.default_rng(seed)
+
+
+def _bits(framework: Framework, tensor: Any, sizes: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The planes of a framework's grouped tensor, without what has no value."""
+    planes = {p: framework.to_numpy(getattr(tensor, p)) for p in PLANES if getattr(tensor, p) is not None}
+    array = octavo_numerics.QuantizedArray(
+        **{plane: planes.get(plane) for plane in PLANES}, group_sizes=sizes, spec=tensor.spec
+    )
+    return octavo_numerics.valid(array)
+
+
+def _assert_same_bits(have: dict[str, np.ndarray], want: dict[str, np.ndarray], of: str) -> None:
+    assert have.keys() == want.keys()
+    for plane, value in want.items():
+        assert have[plane].tobytes() == value.tobytes(), f"{plane} of {of}"
 
 
 @pytest.mark.parametrize("operand", ["x", "w", "dy"])
@@ -52,14 +67,32 @@ def test_every_framework_gives_the_bits_of_the_definition(name: str, operand: st
     for framework in map(octavo_registry.framework, ("torch", "jax")):
         given = [None if a is None else framework.from_numpy(a) for a in (numbers, sizes, scale)]
         got = framework.quantize(given[0], spec, given[1], seed=7, scale=given[2])
-        planes = {p: framework.to_numpy(getattr(got, p)) for p in PLANES if getattr(got, p) is not None}
-        array = octavo_numerics.QuantizedArray(
-            **{plane: planes.get(plane) for plane in PLANES}, group_sizes=sizes, spec=got.spec
-        )
-        have = octavo_numerics.valid(array)
-        assert have.keys() == want.keys()
-        for plane, value in want.items():
-            assert have[plane].tobytes() == value.tobytes(), f"{framework.name}: {plane} of {operand} in {name}"
+        _assert_same_bits(_bits(framework, got, sizes), want, f"{framework.name}, {operand} in {name}")
+
+
+@pytest.mark.parametrize("name", ["fp8-row", "fp8-block", "mxfp8", "nvfp4"])
+def test_fused_quantizers_give_the_bits_of_what_they_rounded(name: str, rng: np.random.Generator) -> None:
+    """XLA as users have it fuses an activation with its quantizer, and still rounds between them."""
+    spec = octavo.recipe(name).quantizer("x")
+    assert spec is not None
+    numbers = rng.standard_normal((ROWS, 160)).astype(np.float32)
+    numbers[SIZES.sum() :] = np.nan
+
+    @jax.jit
+    def in_jax(x: jax.Array, sizes: jax.Array) -> Any:
+        return octavo_jax.act_quantize(x, spec, sizes, activation="swiglu", seed=7)
+
+    got = {
+        "torch": octavo_torch.act_quantize(
+            torch.from_numpy(numbers), spec, torch.from_numpy(SIZES), activation="swiglu", seed=7, wanted=("activated",)
+        ),
+        "jax": in_jax(jnp.asarray(numbers), jnp.asarray(SIZES)),
+    }
+    for framework in map(octavo_registry.framework, got):
+        tensor, extras = got[framework.name]
+        rounded = framework.to_numpy(extras.activated)
+        want = octavo_numerics.valid(octavo_numerics.quantize(rounded, spec, SIZES, seed=7))
+        _assert_same_bits(_bits(framework, tensor, SIZES), want, f"{framework.name}, {name}")
 
 
 @pytest.mark.parametrize("name", ROUTERS)

@@ -43,7 +43,10 @@ DIRECTORIES = {
 NATIVE = "octavo-native"
 Kernels = Literal["optimized", "quick", "none"]
 """CUDA kernels: as they are shipped; PTX without optimization, in a tenth of the time; none."""
-COMPILES_MUCH = ("octavo-jax", "octavo-jax-native", "octavo-jax-triton", "octavo-bench", "octavo")
+Effort = Literal["as users have it", "without emitters", "in a hurry"]
+"""How XLA compiles programs on a CPU. Without its fusion emitters it takes three quarters of the time; in a hurry, in
+which LLVM optimizes nothing either, less than half, but programs run slower."""
+_COMPILE_MUCH = ("octavo-jax", "octavo-jax-native", "octavo-jax-triton", "octavo-bench", "octavo")
 
 # uv reads no pip settings; an index mirror or a folder of wheels that pip was told of serves both.
 if "PIP_FIND_LINKS" in os.environ:
@@ -160,19 +163,26 @@ def native_wheel(session: nox.Session, kernels: Kernels | None = None) -> tuple[
     return wheel, log
 
 
-def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, python: str | None = None) -> None:
+def effort_of(package: str) -> Effort:
+    """How programs of JAX are compiled in a package's own tests."""
+    return "in a hurry" if package in _COMPILE_MUCH else "as users have it"
+
+
+def run_pytest(
+    session: nox.Session, *arguments: str, xla: Effort = "as users have it", python: str | None = None
+) -> None:
     """pytest with one worker per core; what XLA compiles is kept where the same is compiled again.
 
     Work is divided by module, so that a module's fixture (a whole training run) is set up once and not once per worker.
     JAX has eight devices everywhere: tests of sharding need them, and a program compiled for another number of devices
     is another program. PYTEST_XDIST_AUTO_NUM_WORKERS sets another number of workers; one is this process itself.
 
-    in_a_hurry   XLA rewrites programs as always, but LLVM optimizes nothing: half of the time to compile
-    python       the interpreter of another environment; None is the session's own
+    xla      how it compiles
+    python   the interpreter of another environment; None is the session's own
     """
     count = int(os.environ.get(WORKERS) or min(CORES, 8))
     workers = str(count if count > 1 else 0)
-    settings = settings_of_tests(session, in_a_hurry, keep_programs=count > 1 or not in_a_hurry)
+    settings = settings_of_tests(session, xla, keep_programs=count > 1 or xla != "in a hurry")
     if python is None:
         settings |= share_bytecode(session)
     pytest = ("pytest",) if python is None else (python, "-m", "pytest")
@@ -180,7 +190,7 @@ def run_pytest(session: nox.Session, *arguments: str, in_a_hurry: bool = False, 
     session.run(*pytest, *options, *arguments, env=settings, external=python is not None)
 
 
-def settings_of_tests(session: nox.Session, in_a_hurry: bool, keep_programs: bool = True) -> dict[str, str]:
+def settings_of_tests(session: nox.Session, xla: Effort, keep_programs: bool = True) -> dict[str, str]:
     """Environment variables of a test run, see `run_pytest`.
 
     keep_programs   that XLA has compiled, for other workers and runs, and for the conformance suite, which compiles
@@ -194,8 +204,11 @@ def settings_of_tests(session: nox.Session, in_a_hurry: bool, keep_programs: boo
     if keep_programs:
         settings["JAX_COMPILATION_CACHE_DIR"] = str(session.cache_dir.resolve() / "xla")
         settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    if in_a_hurry:
+    settings["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # a twentieth of the time to lower a program
+    if xla != "as users have it":
         flags.append("--xla_cpu_use_fusion_emitters=false")
+    if xla == "in a hurry":
+        flags += ["--xla_cpu_parallel_codegen_split_count=1", "--xla_llvm_disable_expensive_passes=true"]
         settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     return settings | {"XLA_FLAGS": " ".join(flags).strip()}
 

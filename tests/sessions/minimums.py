@@ -11,11 +11,11 @@ from packaging.requirements import Requirement
 from workspace import ROOT
 
 from sessions.environment import (
-    COMPILES_MUCH,
     DIRECTORIES,
     NATIVE,
     Kernels,
     closure,
+    effort_of,
     local,
     needed_by_tests,
     ours,
@@ -61,7 +61,7 @@ def minimums(session: nox.Session) -> None:
         if tested:
             session.install(*lowest, *local(session, present, kernels), *everything)
         for name in tested:
-            run_pytest(session, DIRECTORIES[name], "-p", "no:cacheprovider", in_a_hurry=name in COMPILES_MUCH)
+            run_pytest(session, DIRECTORIES[name], "-p", "no:cacheprovider", xla=effort_of(name))
             _record(session, name, requirements[name])
     if not chosen:
         adapters = sorted(set().union(*(_required(name, adapters=True) for name in DIRECTORIES)))

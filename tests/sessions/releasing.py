@@ -15,11 +15,11 @@ from install_lines import install_lines
 from workspace import ROOT, tracked
 
 from sessions.environment import (
-    COMPILES_MUCH,
     DIRECTORIES,
     NATIVE,
     Kernels,
     closure,
+    effort_of,
     needed_by_tests,
     ours,
     run_pytest,
@@ -136,4 +136,4 @@ def _test_wheels(session: nox.Session, dist: Path, name: str, version: str) -> N
     for writer in tracked("tests/golden/write.py", root=ROOT / directory):
         if not list(writer.parent.glob(f"{version}*")):
             session.run(python, str(writer), external=True)
-    run_pytest(session, "-q", directory, in_a_hurry=name in COMPILES_MUCH, python=python)
+    run_pytest(session, "-q", directory, xla=effort_of(name), python=python)
