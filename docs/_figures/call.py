@@ -16,7 +16,7 @@ REGISTRY, NATIVE = "registry/src/octavo_registry", "native"
 
 @dataclass(frozen=True)
 class Step:
-    """One stay of a call: what happens there, and the files or rooms where it does, below `package`."""
+    """One stay of a call: what happens there, and the files or folders where it does, below `package`."""
 
     family: str
     title: str

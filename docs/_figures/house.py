@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, pairwise
 
-import rooms
+import layout
 from svg import Drawing, width_of, wrap
 from workspace import packages
 
@@ -114,19 +114,19 @@ def _content(drawing: Drawing | None, name: str, x: float, y: float) -> float:
         if drawing is not None:
             drawing.write(x + PAD, at, line)
     at, left = at + 9, x + PAD
-    for room in rooms_of(name):
-        chip = round(width_of(room, 11, mono=True) + 10)
+    for folder in folders_of(name):
+        chip = round(width_of(folder, 11, mono=True) + 10)
         if left + chip > x + PAD + width:
             at, left = at + CHIP, x + PAD
-        left += (drawing.chip(left, at, room) if drawing is not None else chip) + 4
+        left += (drawing.chip(left, at, folder) if drawing is not None else chip) + 4
     return at + CHIP + 6 - y
 
 
-def rooms_of(name: str) -> list[str]:
-    """The rooms of a package, lowest first; its modules, where it has no folders."""
+def folders_of(name: str) -> list[str]:
+    """The folders of a package, lowest first; its modules, where it has no folders."""
     package = packages()[name]
     if name == "octavo-native":
-        folders = {"/".join(file.relative_to(package.directory).parts[:-1]) for file in rooms.trees()["native"].files}
+        folders = {"/".join(file.relative_to(package.directory).parts[:-1]) for file in layout.trees()["native"].files}
         return sorted(folders, key=lambda folder: (_rank("native", folder), folder))
     source = package.source
     folders = [path.name for path in source.iterdir() if path.is_dir() and any(path.glob("*.py"))]
@@ -137,8 +137,8 @@ def rooms_of(name: str) -> list[str]:
 
 
 def _rank(tree: str, folder: str) -> int:
-    order = rooms.ROOMS.get(tree, ())
-    return next((number for number, room in enumerate(order) if f"{folder}/".startswith(f"{room}/")), len(order))
+    order = layout.LEVELS.get(tree, ())
+    return next((number for number, level in enumerate(order) if f"{folder}/".startswith(f"{level}/")), len(order))
 
 
 def _needs(name: str) -> set[str]:

@@ -1,6 +1,6 @@
 """The rules of the house: how source files lie in folders, and what they may ask of each other.
 
-`python tests/rooms.py` lists every offender of every rule; `tests/test_rooms.py` fails on the first rule that has one.
+`python tests/layout.py` lists every offender of every rule; `tests/test_layout.py` fails on the first.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MOST_FILES = 16
 MOST_PARAMETERS = 8
 MOST_ANY_LINES = 100
 
-# The rooms of each package, lowest first: a file may use its own room and those before it. A room is a folder, or a
-# module beside the folders, at any depth. Modules of the package itself that are not listed are on top of everything.
-ROOMS: dict[str, tuple[str, ...]] = {
+# The folders of each package, lowest first: a file may use its own folder and those before it. Some are modules beside
+# folders, at any depth. Modules of the package itself that are not listed are on top of everything.
+LEVELS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
         *("memo", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers"),
         *("linear", "mlp", "moe", "lora", "distributed", "optimizers", "checkpoint", "reference", "adapters"),
@@ -146,14 +146,14 @@ def import_circles(tree: Tree) -> Iterator[str]:
         yield f"{tree.name}: " + " -> ".join(tree.relative(file) for file in circle)
 
 
-def upward_imports(tree: Tree, rooms: tuple[str, ...]) -> Iterator[str]:
-    """Imports from a lower room into a higher one, folders without a place in the order, places without a folder."""
-    places = {file: _room(tree, file, rooms) for file in tree.files}
-    for name in sorted(set(rooms) - set(places.values())):
-        yield f"{tree.name}: ROOMS names {name}, of which there is no file"
+def upward_imports(tree: Tree, folders: tuple[str, ...]) -> Iterator[str]:
+    """Imports from a lower folder into a higher one, folders without a place in the order, places without a folder."""
+    places = {file: _folder(tree, file, folders) for file in tree.files}
+    for name in sorted(set(folders) - set(places.values())):
+        yield f"{tree.name}: LEVELS names {name}, of which there is no file"
     for folder in sorted({file.parent for file in places if places[file] is None}):
-        yield f"{_place(tree, folder)} has no place in ROOMS"
-    rank = {room: number for number, room in enumerate((*rooms, ""))}
+        yield f"{_place(tree, folder)} has no place in LEVELS"
+    rank = {name: number for number, name in enumerate((*folders, ""))}
     for file, targets in edges(tree).items():
         for target in targets:
             above, below = places[target], places[file]
@@ -161,11 +161,11 @@ def upward_imports(tree: Tree, rooms: tuple[str, ...]) -> Iterator[str]:
                 yield f"{tree.name}: {tree.relative(file)} imports {tree.relative(target)}, which lies above it"
 
 
-def _room(tree: Tree, file: Path, rooms: tuple[str, ...]) -> str | None:
-    """The room of a file: the longest name in `rooms` that it lies in, "" for a module on top, None for nowhere."""
+def _folder(tree: Tree, file: Path, folders: tuple[str, ...]) -> str | None:
+    """The folder of a file: the longest name in `folders` that it lies in, "" for a module on top, None for nowhere."""
     parts = file.relative_to(tree.folder).with_suffix("").parts
     ways = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    return next((way for way in ways if way in rooms), "" if len(parts) == 1 else None)
+    return next((way for way in ways if way in folders), "" if len(parts) == 1 else None)
 
 
 def wide_signatures(trees: list[Tree], public_modules: dict[str, tuple[str, ...]]) -> Iterator[str]:
@@ -280,9 +280,9 @@ def offenders() -> dict[str, list[str]]:
     return {
         f"a folder has at most {MOST_FILES} source files": over(ours, wide_folders),
         "no files import each other in a circle": over(ours, import_circles),
-        "imports lead to the same room or to a lower one": over(
-            [each for each in ours if each.name in ROOMS or each.has_folders],
-            lambda each: upward_imports(each, ROOMS.get(each.name, ())),
+        "imports lead to the same folder or to a lower one": over(
+            [each for each in ours if each.name in LEVELS or each.has_folders],
+            lambda each: upward_imports(each, LEVELS.get(each.name, ())),
         ),
         f"a function takes at most {MOST_PARAMETERS} parameters, unless it is public": sorted(
             wide_signatures(python, PUBLIC_MODULES)

@@ -1,4 +1,4 @@
-"""The rooms of the package: who may import whom, so that a benchmark can be read, moved or dropped alone."""
+"""The folders of the package: who may import whom, so that a benchmark can be read, moved or dropped alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import octavo_bench
 
 ROOT = Path(octavo_bench.__file__).parent
 SHARED = {"harness": set(), "peers": {"harness"}, "training": {"harness", "peers"}}
-"""What each shared room may import beside itself."""
+"""What each shared folder may import beside itself."""
 BENCHMARKS = sorted(path.parent.name for path in ROOT.glob("*/benchmark.py") if path.parent.name != "harness")
 
 
@@ -23,19 +23,19 @@ def _imports(file: Path) -> Iterator[str]:
             yield node.module
 
 
-def _rooms(folder: str) -> set[str]:
+def _used(folder: str) -> set[str]:
     files = (ROOT / folder).rglob("*.py")
     return {module.split(".")[1] for file in files for module in _imports(file)} - {folder, "errors"}
 
 
-@pytest.mark.parametrize("room", list(SHARED))
-def test_shared_rooms_know_no_benchmark(room: str) -> None:
+@pytest.mark.parametrize("folder", list(SHARED))
+def test_shared_folders_know_no_benchmark(folder: str) -> None:
     """What two benchmarks need is below both."""
-    assert _rooms(room) <= SHARED[room]
+    assert _used(folder) <= SHARED[folder]
 
 
-@pytest.mark.parametrize("room", BENCHMARKS)
-def test_a_benchmark_uses_no_other_benchmarks_files(room: str) -> None:
-    """There are nine, and each stands on the shared rooms alone."""
+@pytest.mark.parametrize("folder", BENCHMARKS)
+def test_a_benchmark_uses_no_other_benchmarks_files(folder: str) -> None:
+    """There are nine, and each stands on the shared folders alone."""
     assert len(BENCHMARKS) == 9
-    assert _rooms(room) <= set(SHARED)
+    assert _used(folder) <= set(SHARED)

@@ -1,6 +1,6 @@
 """Source files lie in small folders, imports point one way, and what one part asks of another stands in its type.
 
-`python tests/rooms.py` lists every offender of every rule at once.
+`python tests/layout.py` lists every offender of every rule at once.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
+import layout
 import pytest
-import rooms
 from source_tree import Tree
 
 
-@pytest.mark.parametrize("rule", rooms.offenders())
+@pytest.mark.parametrize("rule", layout.offenders())
 def test_the_rules_of_the_house_hold(rule: str) -> None:
-    """A newcomer finds a file from folder names alone, and changes one room without reading the others."""
-    offenders = rooms.offenders()[rule]
+    """A newcomer finds a file from folder names alone, and changes one folder without reading the others."""
+    offenders = layout.offenders()[rule]
     if offenders:
         pytest.fail(f"{rule}; {len(offenders)} offenders:\n" + "\n".join(offenders), pytrace=False)
 
@@ -34,11 +34,11 @@ def _package(folder: Path, files: dict[str, str], name: str = "octavo_torch") ->
 
 def test_a_wide_folder_is_seen(tmp_path: Path) -> None:
     """Seventeen files are one too many, whatever their language; __init__.py, stubs and markers do not count."""
-    exact = {f"room/file{number}.cu": "" for number in range(rooms.MOST_FILES)}
-    marks = {"room/__init__.py": "", "room/py.typed": "", "room/_stub.pyi": ""}
-    assert not list(rooms.wide_folders(_package(tmp_path, exact | marks)))
-    (line,) = rooms.wide_folders(_package(tmp_path, {"room/one_more.cuh": ""}))
-    assert line.startswith("octavo_torch/room has 17 source files")
+    exact = {f"folder/file{number}.cu": "" for number in range(layout.MOST_FILES)}
+    marks = {"folder/__init__.py": "", "folder/py.typed": "", "folder/_stub.pyi": ""}
+    assert not list(layout.wide_folders(_package(tmp_path, exact | marks)))
+    (line,) = layout.wide_folders(_package(tmp_path, {"folder/one_more.cuh": ""}))
+    assert line.startswith("octavo_torch/folder has 17 source files")
 
 
 @pytest.mark.parametrize(
@@ -55,26 +55,26 @@ def test_a_wide_folder_is_seen(tmp_path: Path) -> None:
 def test_a_circle_is_seen(tmp_path: Path, back: str) -> None:
     """A circle is one at the top of a file, for a type checker, and in a function alike."""
     files = {
-        "a.py": "from octavo_torch.room import b\n",
-        "room/__init__.py": "",
-        "room/b.py": "from octavo_torch import c",
+        "a.py": "from octavo_torch.folder import b\n",
+        "folder/__init__.py": "",
+        "folder/b.py": "from octavo_torch import c",
     }
-    assert not list(rooms.import_circles(_package(tmp_path, files | {"c.py": "x = 1\n"})))
+    assert not list(layout.import_circles(_package(tmp_path, files | {"c.py": "x = 1\n"})))
     source = _package(tmp_path / "circle", files | {"c.py": back})
-    assert list(rooms.import_circles(source)) == ["octavo_torch: a.py -> room/b.py -> c.py -> a.py"]
+    assert list(layout.import_circles(source)) == ["octavo_torch: a.py -> folder/b.py -> c.py -> a.py"]
 
 
 def test_a_plugin_may_load_its_backend_late(tmp_path: Path) -> None:
     """The registry calls `octavo_load` when a backend is first used, and the backend may read the card."""
     late = "def octavo_load(name):\n    from octavo_torch import backend\n    return backend\n"
     files = {"backend.py": "from octavo_torch import plugin\n", "plugin.py": late}
-    assert not list(rooms.import_circles(_package(tmp_path, files)))
+    assert not list(layout.import_circles(_package(tmp_path, files)))
     early = files | {"plugin.py": "from octavo_torch import backend\n"}
-    assert list(rooms.import_circles(_package(tmp_path / "early", early)))
+    assert list(layout.import_circles(_package(tmp_path / "early", early)))
 
 
 def test_an_upward_import_is_seen(tmp_path: Path) -> None:
-    """A lower room, and any room below the modules that lie on top, knows nothing of what is above it."""
+    """A lower folder, and any folder below the modules that lie on top, knows nothing of what is above it."""
     files = {
         "low/a.py": "x = 1\n",
         "high/b.py": "from octavo_torch.low import a\nfrom octavo_torch.high import c\n",
@@ -83,21 +83,21 @@ def test_an_upward_import_is_seen(tmp_path: Path) -> None:
         "top.py": "from octavo_torch.high.b import a\nfrom octavo_torch.low.a import x\n",
     }
     order = ("errors", "low", "high")
-    assert not list(rooms.upward_imports(_package(tmp_path, files), order))
+    assert not list(layout.upward_imports(_package(tmp_path, files), order))
     for place, target in (("low/a.py", "high/c.py"), ("high/c.py", "top.py"), ("errors.py", "low/a.py")):
         module = target.removesuffix(".py").replace("/", ".")
         source = _package(tmp_path / place, files | {place: f"import octavo_torch.{module}\n"})
         message = f"octavo_torch: {place} imports {target}, which lies above it"
-        assert list(rooms.upward_imports(source, order)) == [message]
+        assert list(layout.upward_imports(source, order)) == [message]
 
 
-def test_a_room_without_a_place_is_seen(tmp_path: Path) -> None:
+def test_a_folder_without_a_place_is_seen(tmp_path: Path) -> None:
     """Whoever makes a folder says what it lies on, and whoever removes one takes its place along."""
     source = _package(tmp_path, {"low/a.py": "", "new/b.py": "", "top.py": ""})
-    lines = list(rooms.upward_imports(source, ("low", "gone")))
+    lines = list(layout.upward_imports(source, ("low", "gone")))
     assert lines == [
-        "octavo_torch: ROOMS names gone, of which there is no file",
-        "octavo_torch/new has no place in ROOMS",
+        "octavo_torch: LEVELS names gone, of which there is no file",
+        "octavo_torch/new has no place in LEVELS",
     ]
 
 
@@ -111,12 +111,12 @@ def test_an_upward_include_is_seen(tmp_path: Path) -> None:
     }
     order = ("include/octavo", "lib/common", "lib/cuda/gemm")
     source = _package(tmp_path, files, "native")
-    assert not [*rooms.upward_imports(source, order), *rooms.import_circles(source)]
+    assert not [*layout.upward_imports(source, order), *layout.import_circles(source)]
     up = {"lib/common/check.h": '#include "../cuda/gemm/tile.cuh"\n', "lib/cuda/gemm/tile.cuh": '#include "gemm.cuh"\n'}
     source = _package(tmp_path / "up", files | up, "native")
     message = "native: lib/common/check.h imports lib/cuda/gemm/tile.cuh, which lies above it"
-    assert list(rooms.upward_imports(source, order)) == [message]
-    assert len(list(rooms.import_circles(source))) == 1
+    assert list(layout.upward_imports(source, order)) == [message]
+    assert len(list(layout.import_circles(source))) == 1
 
 
 NINE = "a, b, c, d, e, /, f, *, g, h, i"
@@ -154,7 +154,7 @@ def test_a_wide_signature_is_seen(tmp_path: Path, text: str, named: str) -> None
         "plugin_api.py": f"def shared({NINE}): pass\nclass Serves:\n    def serve(self, {NINE}, last): pass\n",
         "inner.py": text,
     }
-    lines = list(rooms.wide_signatures([_package(tmp_path, package)], {"octavo_torch": ("plugin_api",)}))
+    lines = list(layout.wide_signatures([_package(tmp_path, package)], {"octavo_torch": ("plugin_api",)}))
     assert len(lines) == bool(named)
     assert all(line.startswith(named) for line in lines)
 
@@ -166,7 +166,7 @@ def test_private_methods_of_public_classes_are_not_public(tmp_path: Path) -> Non
         "public.py": f"class Layer:\n    def _hidden(self, {NINE}): pass\n",
         "plugin_api.py": f"def shared({NINE}): pass\n",
     }
-    lines = list(rooms.wide_signatures([_package(tmp_path, package)], {}))
+    lines = list(layout.wide_signatures([_package(tmp_path, package)], {}))
     assert [line.split()[1] for line in lines] == ["shared", "Layer._hidden"]
 
 
@@ -185,20 +185,20 @@ def test_a_question_at_run_time_is_seen(tmp_path: Path, call: str, is_one: bool)
     """A protocol of ours is a type that mypy checks on both sides; a library's objects are no types of ours."""
     protocol = "class Quantize:\n    slots: int\n    def from_plain(self): pass\n"
     source = _package(tmp_path, {"a.py": f"{protocol}x = {call}\n"})
-    lines = list(rooms.questions_at_run_time(source, rooms.attributes([source])))
+    lines = list(layout.questions_at_run_time(source, layout.attributes([source])))
     assert bool(lines) == is_one
 
 
 def test_golden_signatures_are_no_questions(tmp_path: Path) -> None:
     """The file that writes the hooks' signatures down has to read them."""
     source = _package(tmp_path, {"api_level.py": "x = inspect.signature(y)\n"})
-    assert not list(rooms.questions_at_run_time(source, set()))
+    assert not list(layout.questions_at_run_time(source, set()))
 
 
 def test_lines_with_any_are_counted(tmp_path: Path) -> None:
     """A line counts once, an import and a comment do not."""
     text = "from typing import Any  # Any\ndef run(a: Any, b: list[Any]) -> int: return 1\nx: Any = 1\n"
-    assert list(rooms.lines_with_any(_package(tmp_path, {"a.py": text}))) == [
+    assert list(layout.lines_with_any(_package(tmp_path, {"a.py": text}))) == [
         "octavo_torch/a.py:2",
         "octavo_torch/a.py:3",
     ]
@@ -225,7 +225,7 @@ def test_lines_with_any_are_counted(tmp_path: Path) -> None:
 def test_another_door_is_seen(tmp_path: Path, line: str, is_another_door: bool) -> None:
     """A third party's plugin can do whatever ours do, for ours take the same two doors."""
     source = _package(tmp_path, {"backend.py": line + "\n"}, "acme_octavo")
-    assert bool(list(rooms.other_doors(source, rooms.DOORS))) == is_another_door
+    assert bool(list(layout.other_doors(source, layout.DOORS))) == is_another_door
 
 
 def test_the_report_lists_every_offender(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +234,6 @@ def test_the_report_lists_every_offender(capsys: pytest.CaptureFixture[str], mon
     def some() -> dict[str, list[str]]:
         return {"first rule": [], "second rule": ["a.py", "b.py"]}
 
-    monkeypatch.setattr(rooms, "offenders", some)
-    assert rooms.main() == 1
+    monkeypatch.setattr(layout, "offenders", some)
+    assert layout.main() == 1
     assert capsys.readouterr().out == "ok  first rule\nRED (2)  second rule\n    a.py\n    b.py\n"
