@@ -147,3 +147,14 @@ def test_processes_that_do_not_end_are_killed_and_noted() -> None:
 
 def _sleep(rank: int, seconds: float) -> None:
     time.sleep(seconds)
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_nothing_is_measured_beside_processes_that_measure(captured: bool) -> None:
+    """LigerCute in processes of its own came between two recipes once, and ran beside the second one's rows."""
+    ep = pytest.importorskip("octavo_bench.ep.torch")
+    kinds = [("bf16", 1, ""), ("bf16", 2, ""), ("bf16", 2, ep.LIGER), ("block", 1, ""), ("block", 2, "")]
+    order = ep._in_order((ep._Case(kind, ranks, peer=peer) for kind, ranks, peer in kinds), captured)
+    assert order[-1].peer == ep.LIGER
+    if not captured:  # rows of one device are this process's
+        assert [case.ranks for case in order] == [1, 1, 2, 2, 2]

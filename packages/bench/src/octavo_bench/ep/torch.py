@@ -112,13 +112,9 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
             shape, options.chosen_choices, options.chosen_seed, options.slack, options.chosen_device,
             options.chosen_backend, options.chosen_repeats, options.weak, captured,
         )  # fmt: skip
-        cases = list(_cases(options, ranks))
+        cases = _in_order(_cases(options, ranks), captured and ranks > 1)
         run.say(f"{shape.label}: one process, then {ranks} for {sum(case.ranks > 1 for case in cases)} rows ...")
-        if captured and ranks > 1:
-            served = cases
-        else:  # those in one process first: the others' processes do not wait for them
-            cases.sort(key=lambda case: case.ranks > 1)
-            served = [case for case in cases if case.ranks > 1]
+        served = cases if captured and ranks > 1 else [case for case in cases if case.ranks > 1]
         spread = _spread(asked, [case for case in served if case.peer != LIGER], ranks, run.notes)
         for case in cases:
             answers = _apart(asked, case, ranks, run.notes) if case.peer == LIGER else spread
@@ -139,6 +135,12 @@ def _cases(options: EpOptions, ranks: int) -> Iterator[_Case]:
             yield _Case(kind, ranks, peer=TORCH)
             if options.chosen_device == "cuda":
                 yield _Case(kind, ranks, peer=LIGER)
+
+
+def _in_order(cases: Iterator[_Case], all_spread: bool) -> list[_Case]:
+    """Processes measure on while what they answered is read, so nothing else may be measured beside them: those of one
+    device come first, unless they are measured there, too (`all_spread`), and last who has processes of its own."""
+    return sorted(cases, key=lambda case: (case.ranks > 1 and not all_spread, case.peer == LIGER))
 
 
 def _apart(asked: _Asked, case: _Case, ranks: int, notes: list[str]) -> Iterator[_Answer]:
