@@ -110,12 +110,12 @@ def test_collectives_are_counted_as_the_layer_calls_them() -> None:
 
 def test_measured_points_are_met() -> None:
     """Links, and steps by peer memory, within 6 % of what two and four GPUs measured; steps of four by collectives, to
-    which nothing is fitted, within 13 %."""
+    which nothing is fitted and whose kernels were those of that day, within 15 %."""
     for figure in figures():
         if figure.calibrates and figure.ranks <= 4:
             assert figure.ratio == pytest.approx(1, abs=0.06), figure
         if figure.source == STEPS:
-            assert figure.ratio == pytest.approx(1, abs=0.13), figure
+            assert figure.ratio == pytest.approx(1, abs=0.15), figure
     for row in results("quantize-h200-2026-11-22")["rows"]:
         if row["shape"] == [32768, 7168]:
             assert 1000 * row["copy_tb_per_s"] == pytest.approx(COPY, rel=0.01)
@@ -134,13 +134,13 @@ def test_published_figures_are_met() -> None:
 
 @pytest.mark.parametrize("recipe", RATES)
 def test_layers_take_the_time_that_was_measured(recipe: str) -> None:
-    """Each row of the record within 12 %, so that a new record asks for a new fit."""
-    rows = [row for row in results("moe-h200-2026-11-22")["rows"] if row["kind"] == MEASURED_AS[recipe]]
+    """Each row of the record within 7 %, so that a new record asks for a new fit."""
+    rows = [row for row in results("moe-h200-2026-11-27")["rows"] if row["kind"] == MEASURED_AS[recipe]]
     assert len(rows) == 6
     for row in rows:
         experts, k, f, m = row["shape"]
         predicted = compute_us(RATES[recipe], m, experts, (k, f), ragged=False)
-        assert predicted == pytest.approx(row["us"]["median"], rel=0.12), row["name"]
+        assert predicted == pytest.approx(row["us"]["median"], rel=0.07), row["name"]
 
 
 def test_plans_fit_and_are_ordered() -> None:
