@@ -66,6 +66,21 @@ def test_sides_of_real_layers(rng: np.random.Generator, case: Case) -> None:
     assert chain_complaints(chain, sizes) == []
 
 
+@pytest.mark.parametrize("depth", [192, 256, 384, 512])
+@every_kind
+def test_tiles_of_few_k_blocks(rng: np.random.Generator, case: Case, depth: int) -> None:
+    """A tile's results leave from stages that the next tile needs at once, and every SM has several tiles."""
+    torch.manual_seed(int(rng.integers(1 << 32)))
+    if case.gemm == "wgrad":
+        sizes, n, k = [depth, 0, depth - 1, depth - 37, depth, 3 * depth], 1536, 2048
+    else:
+        sizes = [int(size) for size in rng.multinomial(2900, rng.dirichlet(np.ones(6)))]
+        n, k = (4096, depth) if case.gemm == "fprop" else (depth, 4096)
+    chain = random_chain(case, sizes, sum(sizes) + 100, n, k)
+    chain.run()
+    assert chain_complaints(chain, sizes) == []
+
+
 PAST = 131_088, 16_400
 """Two sides whose product is just past 2^31."""
 

@@ -43,7 +43,7 @@ struct GemmConfig {
   static constexpr int OUT_TILES = M == 64 ? 0 : RIGHT_SCALES ? 1 : 2;
   static constexpr int BORROWED_TILES = OUT_TILES == 0 ? 0 : COLS / 64 - OUT_TILES;
   // Whether a store warp may wait, and not the consumers, until those of a bf16 result have been read from smem.
-  static constexpr bool STORE_WARPS = RIGHT_SCALES && M == 128 && N == 256;
+  static constexpr bool STORE_WARPS = G == Gathered::none && M == 128 && N == 256;
   // Of 128 and of 256 threads: the 168 of each that a launch has. Warps that gather hold addresses.
   static constexpr int PRODUCER_REGISTERS = G == Gathered::none ? 56 : 72;
   static constexpr int CONSUMER_REGISTERS = G == Gathered::none ? 224 : 216;

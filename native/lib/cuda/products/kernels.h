@@ -11,6 +11,7 @@ struct GemmKernel {
   bool stores_by_tma = false;  // bf16 results are stored through GemmParams::out_map
   bool store_warps = false;    // by store warps if the launch wants them
   bool adds_in_place = false;  // by store warps, too
+  int unlent_stages = 0;       // that a tile lends to none of its results
 };
 
 // `tile` is an index into GEMM_TILES. 16-bit kernels differ in which operands have their rows along K, and those of
@@ -28,8 +29,12 @@ GemmKernel gemm_kernel_as() {
   using Config = GemmConfig<tile.rows, tile.cols, tile.stages, L, R, LT, RT, P, G>;
   constexpr size_t bytes = gemm_smem_bytes<Config>();
   static_assert(bytes <= 232448, "a Hopper CTA has 227 KiB of shared memory");
-  return {reinterpret_cast<const void*>(&gemm_kernel<Config>), static_cast<int>(bytes), Config::OUT_TILES > 0,
-          Config::STORE_WARPS, Config::ADDS_IN_PLACE};
+  return {reinterpret_cast<const void*>(&gemm_kernel<Config>),
+          static_cast<int>(bytes),
+          Config::OUT_TILES > 0,
+          Config::STORE_WARPS,
+          Config::ADDS_IN_PLACE,
+          Config::STAGES - Config::BORROWED_TILES};
 }
 
 template <Element L, Element R, bool LT, bool RT, Promotion P, Gathered G = Gathered::none>
