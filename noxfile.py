@@ -249,7 +249,8 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """One package's tests, with its declared dependencies alone.
 
-    Those that compile programs of JAX do so in a hurry: bits as users have them are the conformance session's.
+    Those that compile programs of JAX do so in a hurry. Bits as users have them are for conformance(jax-native) and
+    tests/test_frameworks_agree.py.
     """
     install(session, package, extra=(*needed_by_tests(package), "pytest-xdist"))
     run_pytest(session, DIRECTORIES[package], *session.posargs, xla=effort_of(package))
