@@ -12,6 +12,12 @@ LINEAR: dict[str, tuple[int, int, int, int]] = {
 }
 """Groups, in-features K, out-features N and rows M of a grouped linear layer."""
 
+SHORT_SUMS: dict[str, tuple[int, int, int, int]] = {
+    **{f"K {k}": (128, k, 4096, 131072) for k in (192, 256, 384, 512, 640, 768)},
+    **{f"{tokens} tokens per group": (128, 2048, 1536, 128 * tokens) for tokens in (192, 256, 320, 384, 512, 640, 768)},
+}
+"""Layers whose fprop (the first) or wgrad (the others) adds up few K-blocks."""
+
 MOE: dict[str, tuple[int, int, int, int, int]] = {
     "Qwen3-30B": (8192, 8, 128, 2048, 768),
     "DSv3, 32 of 256 experts": (4096, 8, 32, 7168, 2048),

@@ -17,7 +17,7 @@ from typing import Any
 from turns import Build, digest, digests_of, finish, in_turns, options_of, serve
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from layers import LINEAR
+from layers import LINEAR, SHORT_SUMS
 
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -43,7 +43,7 @@ def timed(shapes: list[str], kinds: list[str], products: list[str]) -> list[dict
     """Cases with even groups: {"gemm", "kind", "out", "accumulate", "shape", "sizes", "tail", "n", "k"} each."""
     cases = []
     for shape in shapes:
-        groups, k, n, rows = LINEAR[shape]
+        groups, k, n, rows = (LINEAR | SHORT_SUMS)[shape]
         even = {"shape": shape, "sizes": [rows // groups] * groups, "tail": 0, "n": n, "k": k}
         for kind in kinds:
             for product in products:

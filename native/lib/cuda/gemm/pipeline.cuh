@@ -32,11 +32,14 @@ constexpr int OUT_TILE_BYTES = 16 * SWIZZLE_BYTES;
 
 template <class Config>
 struct GemmSmem {
+  // Output TMA tiles by warp, and where a store warp stores the same tile of four warps at once, by tile.
+  static constexpr int OUT_ROWS = Config::STORE_WARPS ? Config::OUT_TILES : CONSUMER_WARPS;
+  static constexpr int OUT_BYTES = Config::OUT_TILES * CONSUMER_WARPS / OUT_ROWS * OUT_TILE_BYTES;
+
   alignas(1024) uint8_t left[Config::STAGES][Config::TILE_M * SWIZZLE_BYTES];
   alignas(1024) uint8_t right[Config::STAGES][Config::TILE_N * SWIZZLE_BYTES];
   union {  // a launch uses only one of the two
-    alignas(1024) uint8_t out_tiles[Config::OUT_TILES + (Config::OUT_TILES == 0)]
-                                   [Config::OUT_TILES == 0 ? 1 : CONSUMER_WARPS * OUT_TILE_BYTES];
+    alignas(1024) uint8_t out_tiles[OUT_ROWS][OUT_BYTES + (OUT_BYTES == 0)];
     alignas(128) float staged[Config::STAGED ? Config::TILE_M : 1][Config::STAGED ? STAGED_PITCH : 4];
   };
   alignas(128) float left_scales[Config::LEFT_SCALES ? Config::STAGES : 1]
@@ -106,7 +109,10 @@ class GemmPipeline {
   // Consumer and store thread: smem for a warp's output TMA tile `number`, once all stages of the tile have been read:
   // its own first, then the warpgroup's rows of the left operand in the last stages.
   __device__ uint8_t* out_tile(int warp, int number) const {
-    if (number < Config::OUT_TILES) return smem_.out_tiles[number] + warp * OUT_TILE_BYTES;
+    if (number < Config::OUT_TILES) {
+      return Config::STORE_WARPS ? smem_.out_tiles[number] + warp * OUT_TILE_BYTES
+                                 : smem_.out_tiles[warp] + number * OUT_TILE_BYTES;
+    }
     const int stage = (read_.at + Config::STAGES - 1 - (number - Config::OUT_TILES)) % Config::STAGES;
     return smem_.left[stage] + warp * OUT_TILE_BYTES;
   }
