@@ -38,6 +38,12 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
+def printable(value: object) -> str:
+    """`str(value)`, quoted where it would break a message's line, as a file's name may and an error that has it."""
+    text = str(value)
+    return text if text.isprintable() else shown(text)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean mxfp8?` where something known is written much like `name`, whatever its case; else ""."""
     by_lower = {each.lower(): each for each in known}

@@ -17,7 +17,7 @@ from published import PATH, E, F, K, Published
 from torch import Tensor, nn
 
 from octavo import BlockScaling, DelayedScaling, HighPrecision
-from octavo_torch import GroupedMLP, expert_tensors, export_experts, load_experts
+from octavo_torch import GroupedMLP, expert_tensors, export_experts, load_checkpoint, load_experts
 
 UP = f"{PATH}.1.up_proj"
 BLOCKS, SCALES = f"{PATH}.gate_up_proj_blocks", f"{PATH}.gate_up_proj_scales"
@@ -378,3 +378,20 @@ def test_exports_that_cannot_be_made(drawn: Drawn, tmp_path: Path, rng: np.rando
     both = nn.ModuleList([experts(), experts(recipe=BlockScaling(power_of_two=False))])
     with pytest.raises(ValueError, match="module has experts of several recipes"):
         expert_tensors(both, "hf-fp8")
+
+
+@pytest.mark.parametrize("load", [load_experts, load_checkpoint])
+def test_a_name_with_a_line_break_is_told_in_one_line(load: Any, tmp_path: Path) -> None:
+    """Whatever is wrong with the file: here it is too short."""
+    file = tmp_path / "\nmodel"
+    file.write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"\\nmodel.* is not a complete safetensors file") as told:
+        load(GroupedMLP(2, 16, 32, recipe=BlockScaling()), file)
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_with_a_line_break_that_is_missing_is_told_in_one_line() -> None:
+    """The system's own error quotes the name, too."""
+    with pytest.raises(ValueError, match="No such file") as told:
+        load_experts(GroupedMLP(2, 16, 32, recipe=BlockScaling()), Path("\nmodel"))
+    assert "\n" not in str(told.value)

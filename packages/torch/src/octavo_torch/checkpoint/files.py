@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
+from octavo.errors import printable
 from octavo_torch.arrays.checks import brief, check_flag, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.checkpoint import codes
@@ -159,33 +160,36 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metadata and the arrays of a file, after checking the digests."""
     from safetensors import SafetensorError, safe_open
 
+    named = printable(path)
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}; copy or save it again") from None
+        raise ValueError(
+            f"{named} is not a complete safetensors file: {printable(error)}; copy or save it again"
+        ) from None
     try:
         check, _, text = metadata[_KEY].partition(" ")
         header = json.loads(text)
         version, digests = header["version"], header["sha256"]
         well_formed = all(isinstance(header[part], Mapping) for part in ("recipes", "weights", "sha256"))
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise ValueError(f"{path} lacks Octavo's metadata; load_checkpoint reads what save_checkpoint wrote") from None
+        raise ValueError(f"{named} lacks Octavo's metadata; load_checkpoint reads what save_checkpoint wrote") from None
     if hashlib.sha256(text.encode()).hexdigest() != check:
-        raise ValueError(f"the metadata of {path} was changed after it was saved; copy or save it again")
+        raise ValueError(f"the metadata of {named} was changed after it was saved; copy or save it again")
     if version != VERSION or not well_formed:
         raise ValueError(
-            f"{path} has version {version!r} and this octavo-torch reads {VERSION}; install the one that wrote it"
+            f"{named} has version {version!r} and this octavo-torch reads {VERSION}; install the one that wrote it"
         )
     if digests.keys() != tensors.keys():
         raise ValueError(
-            f"{path} and its own list of arrays differ in {sorted(digests.keys() ^ tensors.keys())}; "
+            f"{named} and its own list of arrays differ in {sorted(digests.keys() ^ tensors.keys())}; "
             "copy or save it again"
         )
     for name, value in tensors.items():
         if digest(value) != digests[name]:
-            raise ValueError(f"{name} in {path} has other bytes than were saved; copy or save it again")
+            raise ValueError(f"{name} in {named} has other bytes than were saved; copy or save it again")
     return header, tensors
 
 

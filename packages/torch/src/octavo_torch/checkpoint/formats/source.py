@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from octavo.errors import shown
+from octavo.errors import printable, shown
 
 _Result = TypeVar("_Result")
 
@@ -58,8 +58,8 @@ class Source:
             found = sorted(folder.glob("*.safetensors"))
             if len(found) != 1:
                 raise ValueError(
-                    f"{folder} has no {INDEX} and {len(found)} files that end in .safetensors; give a folder with an "
-                    "index, or one such file"
+                    f"{printable(folder)} has no {INDEX} and {len(found)} files that end in .safetensors; give a "
+                    "folder with an index, or one such file"
                 )
             self._files = dict.fromkeys(self._names_in(found[0]), found[0])
         self.names = sorted(self._files)
@@ -80,7 +80,9 @@ class Source:
         for file in sorted({self._files[name] for name in names}):
             absent = sorted(listed[file] - self._names_in(file))
             if absent:
-                raise ValueError(f"{file} lacks {shown(absent[0])}, which {INDEX} says it has; copy the folder again")
+                raise ValueError(
+                    f"{printable(file)} lacks {shown(absent[0])}, which {INDEX} says it has; copy the folder again"
+                )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, without reading it."""
@@ -102,7 +104,8 @@ class Source:
             return how(file)
         except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"{shown(name)} in {self._files[name]} cannot be read: {error}; copy the file again"
+                f"{shown(name)} in {printable(self._files[name])} cannot be read: {printable(error)}; copy the file "
+                "again"
             ) from None
 
     def _of(self, name: str) -> _File:
@@ -119,7 +122,8 @@ class Source:
                 opened: _File = safe_open(str(file), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ValueError(
-                    f"{file} is not a complete safetensors file: {error}; copy the folder again, or give another path"
+                    f"{printable(file)} is not a complete safetensors file: {printable(error)}; copy the folder again, "
+                    "or give another path"
                 ) from None
             _check_metadata(file, opened.metadata() or {})
             self._open[file] = opened
@@ -130,18 +134,18 @@ def _index(folder: Path) -> dict[str, Path]:
     """File by tensor. ValueError for an index that is none, or that names a file outside of the folder."""
     weights = _json(folder / INDEX).get("weight_map")
     if not isinstance(weights, Mapping) or not weights:
-        raise ValueError(f"{folder / INDEX} has no weight_map; give a folder with an index of tensors")
+        raise ValueError(f"{printable(folder / INDEX)} has no weight_map; give a folder with an index of tensors")
     files: dict[str, Path] = {}
     for tensor, name in weights.items():
         if not isinstance(name, str) or not name.endswith(".safetensors") or {*name} & {"/", "\\", ":", "\0"}:
             raise ValueError(
-                f"{folder / INDEX} has {shown(tensor)} in {shown(name)}, which names no safetensors file in "
+                f"{printable(folder / INDEX)} has {shown(tensor)} in {shown(name)}, which names no safetensors file in "
                 "its folder; give an index of files beside it"
             )
         files[tensor] = folder / name
     missing = sorted({file for file in files.values() if not file.is_file()})
     if missing:
-        raise ValueError(f"{missing[0]} is missing, which {INDEX} has tensors in; copy the folder again")
+        raise ValueError(f"{printable(missing[0])} is missing, which {INDEX} has tensors in; copy the folder again")
     return files
 
 
@@ -151,7 +155,7 @@ def _quantization(folder: Path) -> Mapping[str, object] | None:
             said = _json(folder / file).get(key)
             if said is not None and not isinstance(said, Mapping):
                 raise ValueError(
-                    f"{folder / file} has {key} {shown(said)}, which is not an object; give a model's file"
+                    f"{printable(folder / file)} has {key} {shown(said)}, which is not an object; give a model's file"
                 )
             if said is not None:
                 return said
@@ -165,9 +169,11 @@ def _json(file: Path) -> dict[str, object]:
             raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
         content = json.loads(file.read_bytes(), object_pairs_hook=_once)
     except (OSError, RecursionError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read as JSON: {error}; give a model's own file") from None
+        raise ValueError(
+            f"{printable(file)} cannot be read as JSON: {printable(error)}; give a model's own file"
+        ) from None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} is not a JSON object; give a model's own file")
+        raise ValueError(f"{printable(file)} is not a JSON object; give a model's own file")
     return content
 
 
@@ -187,9 +193,11 @@ def _check_metadata(file: Path, metadata: Mapping[str, str]) -> None:
     try:
         version = json.loads(metadata[KEY])["version"]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise ValueError(f"the metadata {KEY!r} of {file} cannot be read; export the experts again") from None
+        raise ValueError(
+            f"the metadata {KEY!r} of {printable(file)} cannot be read; export the experts again"
+        ) from None
     if version != VERSION:
         raise ValueError(
-            f"{file} has version {shown(version)} of Octavo's experts and this octavo-torch reads {VERSION}; "
-            "take the one that wrote it"
+            f"{printable(file)} has version {shown(version)} of Octavo's experts and this octavo-torch reads "
+            f"{VERSION}; take the one that wrote it"
         )
