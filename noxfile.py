@@ -23,7 +23,6 @@ from sessions.environment import (
     DIRECTORIES,
     NATIVE,
     WORKERS,
-    Effort,
     Kernels,
     closure,
     effort_of,
@@ -40,6 +39,7 @@ from sessions.environment import (
 from sessions.minimums import minimums  # noqa: F401  # nox finds sessions by their decorator
 from sessions.packaging import build, wheels  # noqa: F401
 from sessions.releasing import release  # noqa: F401
+from sessions.xla import Effort
 from workspace import ROOT, tracked
 
 nox.needs_version = ">=2025.2.9"

@@ -15,6 +15,7 @@ import octavo_jax
 import octavo_numerics
 import octavo_registry
 import octavo_torch
+from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_registry.contract.frameworks import PLANES, Framework
 
 ROUTERS: dict[str, dict[str, Any]] = {
@@ -43,10 +44,10 @@ def _bits(framework: Framework, tensor: Any, sizes: np.ndarray | None) -> dict[s
     return octavo_numerics.valid(array)
 
 
-def _assert_same_bits(have: dict[str, np.ndarray], want: dict[str, np.ndarray], of: str) -> None:
+def _assert_same_planes(have: dict[str, np.ndarray], want: dict[str, np.ndarray], of: str) -> None:
     assert have.keys() == want.keys()
     for plane, value in want.items():
-        assert have[plane].tobytes() == value.tobytes(), f"{plane} of {of}"
+        assert_same_bits(have[plane], value, f"{plane} of {of}")
 
 
 @pytest.mark.parametrize("operand", ["x", "w", "dy"])
@@ -67,7 +68,7 @@ def test_every_framework_gives_the_bits_of_the_definition(name: str, operand: st
     for framework in map(octavo_registry.framework, ("torch", "jax")):
         given = [None if a is None else framework.from_numpy(a) for a in (numbers, sizes, scale)]
         got = framework.quantize(given[0], spec, given[1], seed=7, scale=given[2])
-        _assert_same_bits(_bits(framework, got, sizes), want, f"{framework.name}, {operand} in {name}")
+        _assert_same_planes(_bits(framework, got, sizes), want, f"{framework.name}, {operand} in {name}")
 
 
 @pytest.mark.parametrize("name", ["fp8-row", "fp8-block", "mxfp8", "nvfp4"])
@@ -92,7 +93,7 @@ def test_fused_quantizers_give_the_bits_of_what_they_rounded(name: str, rng: np.
         tensor, extras = got[framework.name]
         rounded = framework.to_numpy(extras.activated)
         want = octavo_numerics.valid(octavo_numerics.quantize(rounded, spec, SIZES, seed=7))
-        _assert_same_bits(_bits(framework, tensor, SIZES), want, f"{framework.name}, {name}")
+        _assert_same_planes(_bits(framework, tensor, SIZES), want, f"{framework.name}, {name}")
 
 
 @pytest.mark.parametrize("name", ROUTERS)

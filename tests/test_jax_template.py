@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from sessions.xla import xla_settings
 
 from octavo_cli.new import create
 
@@ -22,8 +23,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zenith-octavo\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[octavo.backends]\nzenith = zenith_octavo.plugin\n")
     path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
-    in_a_hurry = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return {**os.environ, **in_a_hurry, "PYTHONPATH": path}
+    return {**os.environ, **xla_settings("in a hurry"), "PYTHONPATH": path}
 
 
 def _conform(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+from sessions.xla import xla_settings
 from workspace import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -14,8 +15,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 
 def _run(name: str) -> str:
     """What the example prints; LLVM optimizes nothing of its programs, as of other documents'."""
-    in_a_hurry = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    environment = {**os.environ, **in_a_hurry}
+    environment = {**os.environ, **xla_settings("in a hurry")}
     command = [sys.executable, str(EXAMPLES / name)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]

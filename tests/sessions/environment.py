@@ -18,6 +18,8 @@ import nox
 from nox.project import dependency_groups, load_toml
 from workspace import ROOT
 
+from sessions.xla import Effort, xla_settings
+
 sys.path.insert(0, str(ROOT / "native" / "tools"))
 from ptxas_report import is_of_these_sources
 
@@ -43,9 +45,6 @@ DIRECTORIES = {
 NATIVE = "octavo-native"
 Kernels = Literal["optimized", "quick", "none"]
 """CUDA kernels: as they are shipped; PTX without optimization, in a tenth of the time; none."""
-Effort = Literal["as users have it", "without emitters", "in a hurry"]
-"""How XLA compiles programs on a CPU. Without its fusion emitters it takes three quarters of the time; in a hurry, in
-which LLVM optimizes nothing either, less than half, but programs run slower."""
 _COMPILE_MUCH = ("octavo-jax", "octavo-jax-native", "octavo-jax-triton", "octavo-bench", "octavo")
 
 # uv reads no pip settings; an index mirror or a folder of wheels that pip was told of serves both.
@@ -197,20 +196,14 @@ def settings_of_tests(session: nox.Session, xla: Effort, keep_programs: bool = T
                     many of them twice. One worker with a package's own tests compiles hardly one twice, and writing
                     them down takes a tenth of its time
     """
-    flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
     settings = {"OMP_NUM_THREADS": "1"}  # beside workers, torch's threads only wait for each other
     # g++ compiles one or two kernels of torch's inductor, and need neither try instruction sets nor precompile headers
     settings |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
     if keep_programs:
         settings["JAX_COMPILATION_CACHE_DIR"] = str(session.cache_dir.resolve() / "xla")
         settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    settings["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # a twentieth of the time to lower a program
-    if xla != "as users have it":
-        flags.append("--xla_cpu_use_fusion_emitters=false")
-    if xla == "in a hurry":
-        flags += ["--xla_cpu_parallel_codegen_split_count=1", "--xla_llvm_disable_expensive_passes=true"]
-        settings["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    return settings | {"XLA_FLAGS": " ".join(flags).strip()}
+    flags = (os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8")
+    return settings | xla_settings(xla, *flags)
 
 
 def share_bytecode(session: nox.Session) -> dict[str, str]:

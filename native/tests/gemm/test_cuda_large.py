@@ -56,29 +56,33 @@ def chain_complaints(chain: Chain, sizes: list[int]) -> list[str]:
     return found
 
 
+def drawn_sizes(rng: np.random.Generator) -> list[int]:
+    """Of six groups, 2900 rows together."""
+    return [int(size) for size in rng.multinomial(2900, rng.dirichlet(np.ones(6)))]
+
+
+def check_sizes(rng: np.random.Generator, case: Case, sizes: list[int], n: int, k: int) -> None:
+    """The result of random operands with 100 rows past the last group is within its bound."""
+    torch.manual_seed(int(rng.integers(1 << 32)))
+    chain = random_chain(case, sizes, sum(sizes) + 100, n, k)
+    chain.run()
+    assert chain_complaints(chain, sizes) == []
+
+
 @every_kind
 def test_sides_of_real_layers(rng: np.random.Generator, case: Case) -> None:
     """Thousands of rows, features and steps along K: every SM has several tiles, every ring of buffers goes round."""
-    torch.manual_seed(int(rng.integers(1 << 32)))
-    sizes = [int(size) for size in rng.multinomial(2900, rng.dirichlet(np.ones(6)))]
-    chain = random_chain(case, sizes, 3000, 1536, 2048)
-    chain.run()
-    assert chain_complaints(chain, sizes) == []
+    check_sizes(rng, case, drawn_sizes(rng), 1536, 2048)
 
 
 @pytest.mark.parametrize("depth", [192, 256, 384, 512])
 @every_kind
 def test_tiles_of_few_k_blocks(rng: np.random.Generator, case: Case, depth: int) -> None:
     """A tile's results leave from stages that the next tile needs at once, and every SM has several tiles."""
-    torch.manual_seed(int(rng.integers(1 << 32)))
     if case.gemm == "wgrad":
-        sizes, n, k = [depth, 0, depth - 1, depth - 37, depth, 3 * depth], 1536, 2048
+        check_sizes(rng, case, [depth, 0, depth - 1, depth - 37, depth, 3 * depth], 1536, 2048)
     else:
-        sizes = [int(size) for size in rng.multinomial(2900, rng.dirichlet(np.ones(6)))]
-        n, k = (4096, depth) if case.gemm == "fprop" else (depth, 4096)
-    chain = random_chain(case, sizes, sum(sizes) + 100, n, k)
-    chain.run()
-    assert chain_complaints(chain, sizes) == []
+        check_sizes(rng, case, drawn_sizes(rng), *((4096, depth) if case.gemm == "fprop" else (depth, 4096)))
 
 
 PAST = 131_088, 16_400

@@ -112,9 +112,10 @@ def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
             shape, options.chosen_choices, options.chosen_seed, options.slack, options.chosen_device,
             options.chosen_backend, options.chosen_repeats, options.weak, captured,
         )  # fmt: skip
-        cases = _in_order(_cases(options, ranks), captured and ranks > 1)
+        all_spread = captured and ranks > 1
+        cases = _in_order(_cases(options, ranks), all_spread)
         run.say(f"{shape.label}: one process, then {ranks} for {sum(case.ranks > 1 for case in cases)} rows ...")
-        served = cases if captured and ranks > 1 else [case for case in cases if case.ranks > 1]
+        served = cases if all_spread else [case for case in cases if case.ranks > 1]
         spread = _spread(asked, [case for case in served if case.peer != LIGER], ranks, run.notes)
         for case in cases:
             answers = _apart(asked, case, ranks, run.notes) if case.peer == LIGER else spread

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, Shard
 
+from octavo.errors import printable
 from octavo_torch.arrays.checks import check_module, check_path
 from octavo_torch.arrays.group_parameters import part_names
 from octavo_torch.arrays.per_group import stacked_view
@@ -56,7 +57,7 @@ def load_distributed(module: nn.Module, folder: str | Path) -> None:
         targets = _targets(module, saved)
         missing = sorted((targets.keys() | fingerprints.keys()) - saved)
         if missing:
-            raise ValueError(f"the checkpoint in {folder} lacks {missing}; give one of a module like this")
+            raise ValueError(f"the checkpoint in {printable(folder)} lacks {missing}; give one of a module like this")
         saved_fingerprints = {name: torch.zeros_like(value) for name, value in fingerprints.items()}
         load(saved_fingerprints, storage_reader=reader)
         check_recipe_state(module, saved_fingerprints)
