@@ -9,7 +9,7 @@ from typing import Any
 from bars import Chart, by_group, draw
 from workspace import ROOT
 
-MOE, GEMM, PEERS = (f"{name}-h200-2026-11-27" for name in ("moe", "gemm", "moe-peers"))
+MOE, GEMM, DEEPGEMM, PEERS = (f"{name}-h200-2026-11-27" for name in ("moe", "gemm", "gemm-deepgemm", "moe-peers"))
 STEP, QUANTIZE, BATCHED = (f"{name}-h200-2026-11-22" for name in ("step-frameworks", "quantize", "gemm-batched"))
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
@@ -111,21 +111,24 @@ def gemm() -> str:
 
 
 def deepgemm() -> str:
-    """Block scaling beside what DeepGEMM was recorded at, at its own shapes."""
-    recorded = {"fprop_block": "DeepGEMM fprop", "wgrad_fp8_accumulate": "DeepGEMM wgrad += fp32"}
-    ours = {"block": "octavo fprop", "block += fp32": "octavo wgrad += fp32"}
-    theirs = {str(row["shape"]): row for row in record(BATCHED)["recorded"]["tflops"]}
-    values = []
-    for row in _rows(BATCHED):
-        fprop = row["case"] == "block" and row["gemm"] == "fprop"
-        if str(row["shape"]) in theirs and (fprop or row["case"] == "block += fp32"):
-            name, field = row["name"].removesuffix(" experts"), "fprop_block" if fprop else "wgrad_fp8_accumulate"
-            values.append((name, ours[row["case"]], row["tflops"]))
-            values.append((name, recorded[field], theirs[str(row["shape"])][field]))
-    labels = (label for pair in zip(recorded.values(), ours.values(), strict=True) for label in pair)
-    series = dict(zip(labels, ("tool", "jax", "check", "torch"), strict=True))
-    title = "Block scaling, TFLOP/s; DeepGEMM's recorded in another run"
-    return draw(Chart(title, _source(BATCHED), series, by_group(values), "{:.0f}"))
+    """GEMMs in bf16 and in block scaling against DeepGEMM's, which took turns with them."""
+    shown = {
+        ("bf16", "fprop"): "bf16: fprop",
+        ("bf16 += fp32", "wgrad"): "bf16: wgrad",
+        ("block", "fprop"): "block: fprop",
+        ("block", "dgrad"): "block: dgrad",
+        ("block += fp32", "wgrad"): "block: wgrad",
+    }
+    names = {tuple(row["shape"]): row["name"] for row in _rows(GEMM)}
+    values = [
+        (names[tuple(row["shape"])], shown[row["case"], row["gemm"]], ratio)
+        for row in _rows(DEEPGEMM)
+        for peer, ratio in row["peer_ratios"].items()
+        if peer.startswith("DeepGEMM") and (row["case"], row["gemm"]) in shown
+    ]
+    series = dict(zip(shown.values(), ("base", "tool", "jax", "check", "torch"), strict=True))
+    title = "Rate of grouped GEMMs against DeepGEMM's; wgrad is added to fp32"
+    return draw(Chart(title, _source(DEEPGEMM), series, by_group(values), "{:.2f}x", (1.0, "DeepGEMM")))
 
 
 def quantize() -> str:

@@ -15,7 +15,7 @@ _DISTRIBUTIONS = (
     *("octavo-native", "octavo-torch-native", "octavo-torch-triton", "octavo-jax", "octavo-jax-native"),
     *("octavo-triton", "octavo-jax-triton"),
     *("torch", "triton", "jax", "jaxlib", "jax-triton", "numpy"),
-    *("deep_gemm", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl"),
+    *("deep_gemm", "sgl-deep-gemm", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl"),
 )
 
 
