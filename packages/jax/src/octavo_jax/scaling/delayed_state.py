@@ -32,8 +32,10 @@ from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import group_amax
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.arrays.checks import as_count
+from octavo_jax.arrays.host import is_on_host
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
+from octavo_jax.scaling.summed_states import SUMMED, is_argument_of_gradient, unsummed
 
 
 @jax.tree_util.register_dataclass
@@ -52,11 +54,21 @@ class ScalingHistory:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DelayedState:
-    """Of one layer: its input, its kernel, and the gradient of its output."""
+    """Of one layer: its input, its kernel, and the gradient of its output.
+
+    Made of arguments of a function that `jax.grad` differentiates, by JAX itself or by hand, it stands for them: where
+    several calls take it and JAX adds up what they record, the "gradient" of these arguments is NaN, or a ValueError.
+    """
 
     x: ScalingHistory
     kernel: ScalingHistory
     grad: ScalingHistory
+
+    def __post_init__(self) -> None:
+        histories = self.x, self.kernel, self.grad
+        if any(isinstance(one, ScalingHistory) and is_argument_of_gradient(one.scale) for one in histories):
+            for name, one in zip(("x", "kernel", "grad"), unsummed(histories), strict=True):
+                object.__setattr__(self, name, one)
 
 
 def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
@@ -71,7 +83,10 @@ def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
 
 
 def check_state_arrays(state: object) -> None:
-    """ValueError unless `state` is a DelayedState of float32 histories [H, G] and scales [G], whose bits are read."""
+    """ValueError unless `state` is a DelayedState of float32 histories [H, G] and scales [G], whose bits are read.
+
+    A scale that is NaN, which a sum of states has, is refused where its values lie on a CPU.
+    """
     if not isinstance(state, DelayedState):
         raise ValueError(f"state is a {type(state).__name__}; give a DelayedState (octavo_jax.init_delayed makes one)")
     for operand in ("x", "kernel", "grad"):
@@ -89,6 +104,8 @@ def check_state_arrays(state: object) -> None:
                 f"state.{operand} has a history of shape {list(one.history.shape)} and a scale of shape "
                 f"{list(one.scale.shape)}; they are [H, G] and [G]"
             )
+        if is_on_host(one.scale) and bool(np.isnan(one.scale).any()):
+            raise ValueError(f"state.{operand}.scale holds NaN: {SUMMED}")
 
 
 def check_history(state: DelayedState, recipe: DelayedScaling) -> None:
