@@ -45,15 +45,15 @@ def is_argument_of_gradient(leaf: object) -> bool:
 def unsummed(histories: Histories) -> Histories:
     """`histories` of the operands of a layer, each with arrays `history` [..., H, G] and `scale` [..., G].
 
-    Where the "gradient" that comes back for them is a sum of several calls', scales and running amaxes are NaN, which the
-    next update keeps; ValueError where it lies on a CPU.
+    Where the "gradient" that comes back for them is a sum of several calls', scales and running amaxes are NaN, which
+    the next update keeps; ValueError where it lies on a CPU.
     """
     return histories
 
 
 def _checked(before: Histories, after: Histories) -> tuple[Histories]:
-    # JAX adds up the operands' arrays together, so one operand tells.
-    summed = _is_sum(before[0].history, before[0].scale, after[0].history, after[0].scale)
+    # JAX adds up the operands' arrays together, so the scale of one tells; some have no running amax.
+    summed = _is_sum(before[0], after[0], [one.history[..., 0, :] for one in after])
     if is_on_host(summed) and bool(summed.any()):
         raise ValueError(SUMMED)
     return (tuple(_poisoned(one, summed) for one in after),)
@@ -63,10 +63,14 @@ unsummed.defvjp(lambda histories: (histories, histories), _checked)
 
 
 @jax.jit
-def _is_sum(steps_before: Array, scale_before: Array, steps: Array, scale: Array) -> Array:
-    """bool [..., G]: whether scale and finished steps are those of two calls or more, and not of one or none."""
-    finished = _is_multiple(steps[..., 1:, :], steps_before[..., 1:, :])
-    return _is_multiple(scale, scale_before) & (scale > scale_before) & jnp.all(finished, axis=-2)
+def _is_sum(before: Any, after: Any, running: list[Array]) -> Array:
+    """bool [..., G]: whether scale and finished steps are those of two calls or more, and not of one or none.
+
+    A rule of somebody's own that ends the step by `update_delayed` changes both, too, and leaves no running amax.
+    """
+    finished = _is_multiple(after.history[..., 1:, :], before.history[..., 1:, :])
+    scaled = _is_multiple(after.scale, before.scale) & (after.scale > before.scale)
+    return scaled & jnp.all(finished, axis=-2) & (sum(running) > 0)
 
 
 def _is_multiple(value: Array, of: Array) -> Array:
