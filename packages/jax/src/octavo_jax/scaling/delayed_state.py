@@ -9,10 +9,11 @@ whose cotangent is not a derivative but the state after this call, amaxes of x, 
 Overwrite the state with that "gradient", as Flax does for its collection `_overwrite_with_gradient`. With several
 microbatches per step, overwrite after each and update once after the last: recording takes a maximum, so order and
 number do not matter, while *summing* these gradients would be wrong. Within one differentiated function, thread the
-second result of `grouped_dense` from call to call.
+second result of `grouped_dense` from call to call: JAX sums the "gradients" of a state that several calls take, and
+such a sum comes back as NaN (`octavo_jax.scaling.summed_states`).
 
 Inside `jax.shard_map`, a state that shards share comes back with the largest of their amaxes. With check_vma=False JAX
-adds up what shards share where the gradient is taken outside of the shard_map: take it inside then, or give each shard
+adds up what shards share where the gradient is taken outside of the shard_map, with NaN, too: take it inside then, or give each shard
 a state of its own.
 """
 

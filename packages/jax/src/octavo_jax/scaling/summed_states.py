@@ -20,10 +20,10 @@ from jax.interpreters import ad
 from octavo_jax.arrays.host import is_on_host
 
 SUMMED = (
-    "several calls in one differentiated function took one DelayedState, and JAX added up the states that they "
-    "recorded, history and scale included: give each call the state that the one before it returned (linen: make the "
-    "collection mutable; nnx: call the module inside nnx's transformations, and let nnx.scan carry it), or take the "
-    "gradient of one call alone"
+    "several calls in one differentiated function took one DelayedState, or shards of a jax.shard_map with "
+    "check_vma=False did, and JAX added up the states that they recorded, history and scale included: give each call "
+    "the state that the one before it returned (linen: make the collection mutable; nnx: give the module to nnx's "
+    "transformations, and let nnx.scan carry it)"
 )
 
 Histories = tuple[Any, ...]
@@ -70,7 +70,8 @@ def _is_sum(before: Any, after: Any, running: list[Array]) -> Array:
     """
     finished = _is_multiple(after.history[..., 1:, :], before.history[..., 1:, :])
     scaled = _is_multiple(after.scale, before.scale) & (after.scale > before.scale)
-    return scaled & jnp.all(finished, axis=-2) & (sum(running) > 0)
+    summed: Array = scaled & jnp.all(finished, axis=-2) & (sum(running) > 0)
+    return summed
 
 
 def _is_multiple(value: Array, of: Array) -> Array:
