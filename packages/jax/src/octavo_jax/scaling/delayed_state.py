@@ -13,8 +13,8 @@ second result of `grouped_dense` from call to call: JAX sums the "gradients" of 
 such a sum comes back as NaN (`octavo_jax.scaling.summed_states`).
 
 Inside `jax.shard_map`, a state that shards share comes back with the largest of their amaxes. With check_vma=False JAX
-adds up what shards share where the gradient is taken outside of the shard_map, with NaN, too: take it inside then, or give each shard
-a state of its own.
+adds up what shards share where the gradient is taken outside of the shard_map, which is NaN, too: take it inside then,
+or give each shard a state of its own.
 """
 
 from __future__ import annotations
