@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from octavo import check_group_sizes
 from octavo_jax.arrays.checks import check_fixed
+from octavo_jax.arrays.host import is_on_host
 
 NEGATIVE_SIZE = 1
 """Bit of the status word: a size is negative and was taken as 0."""
@@ -42,7 +43,7 @@ def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] =
                 f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; "
                 "it is one integer per group, shape [G]"
             )
-        if not reports and _is_on_host(group_sizes):
+        if not reports and is_on_host(group_sizes):
             _check(np.asarray(group_sizes), rows)
         return widened(group_sizes)
     host = np.asarray(group_sizes)
@@ -57,12 +58,6 @@ def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] =
 def _check(sizes: np.ndarray, rows: int) -> None:
     for block in sizes.reshape(-1, sizes.shape[-1]) if sizes.size else ():
         check_group_sizes(block.tolist(), rows)
-
-
-def _is_on_host(array: Array) -> bool:
-    if isinstance(array, jax.core.Tracer) or not array.is_fully_addressable:
-        return False
-    return all(device.platform == "cpu" for device in array.devices())
 
 
 def widened(integers: Array) -> Array:

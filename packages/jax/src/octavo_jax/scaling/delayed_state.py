@@ -9,11 +9,12 @@ whose cotangent is not a derivative but the state after this call, amaxes of x, 
 Overwrite the state with that "gradient", as Flax does for its collection `_overwrite_with_gradient`. With several
 microbatches per step, overwrite after each and update once after the last: recording takes a maximum, so order and
 number do not matter, while *summing* these gradients would be wrong. Within one differentiated function, thread the
-second result of `grouped_dense` from call to call.
+second result of `grouped_dense` from call to call: JAX sums the "gradients" of a state that several calls take, and
+such a sum comes back as NaN (`octavo_jax.scaling.summed_states`).
 
 Inside `jax.shard_map`, a state that shards share comes back with the largest of their amaxes. With check_vma=False JAX
-adds up what shards share where the gradient is taken outside of the shard_map: take it inside then, or give each shard
-a state of its own.
+adds up what shards share where the gradient is taken outside of the shard_map, which is NaN, too: take it inside then,
+or give each shard a state of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import group_amax
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.arrays.checks import as_count
+from octavo_jax.arrays.host import is_on_host
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
+from octavo_jax.scaling.summed_states import SUMMED, is_argument_of_gradient, unsummed
 
 
 @jax.tree_util.register_dataclass
@@ -52,11 +55,21 @@ class ScalingHistory:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DelayedState:
-    """Of one layer: its input, its kernel, and the gradient of its output."""
+    """Of one layer: its input, its kernel, and the gradient of its output.
+
+    Made of arguments of a function that `jax.grad` differentiates, by JAX itself or by hand, it stands for them: where
+    several calls take it and JAX adds up what they record, the "gradient" of these arguments is NaN, or a ValueError.
+    """
 
     x: ScalingHistory
     kernel: ScalingHistory
     grad: ScalingHistory
+
+    def __post_init__(self) -> None:
+        histories = self.x, self.kernel, self.grad
+        if any(isinstance(one, ScalingHistory) and is_argument_of_gradient(one.scale) for one in histories):
+            for name, one in zip(("x", "kernel", "grad"), unsummed(histories), strict=True):
+                object.__setattr__(self, name, one)
 
 
 def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
@@ -71,7 +84,10 @@ def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
 
 
 def check_state_arrays(state: object) -> None:
-    """ValueError unless `state` is a DelayedState of float32 histories [H, G] and scales [G], whose bits are read."""
+    """ValueError unless `state` is a DelayedState of float32 histories [H, G] and scales [G], whose bits are read.
+
+    A scale that is NaN, which a sum of states has, is refused where its values lie on a CPU.
+    """
     if not isinstance(state, DelayedState):
         raise ValueError(f"state is a {type(state).__name__}; give a DelayedState (octavo_jax.init_delayed makes one)")
     for operand in ("x", "kernel", "grad"):
@@ -89,6 +105,8 @@ def check_state_arrays(state: object) -> None:
                 f"state.{operand} has a history of shape {list(one.history.shape)} and a scale of shape "
                 f"{list(one.scale.shape)}; they are [H, G] and [G]"
             )
+        if is_on_host(one.scale) and bool(np.isnan(one.scale).any()):
+            raise ValueError(f"state.{operand}.scale holds NaN: {SUMMED}")
 
 
 def check_history(state: DelayedState, recipe: DelayedScaling) -> None:

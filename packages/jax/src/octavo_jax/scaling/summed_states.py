@@ -1,0 +1,85 @@
+"""A delayed state that comes back from `jax.grad` as a sum of several: NaN, or a ValueError where values are at hand.
+
+JAX adds up the cotangents of what is used twice, and a state's is its new value (see `DelayedState`). The uses may be
+in traces of their own (`jax.checkpoint`, a scan that closes over the state), where none of them knows of the others.
+But all of them meet where the differentiated function is given its state. A rule of differentiation there has both the
+state and what came back for it: every call leaves the scale and the finished steps of the history as they were, and a
+sum of several calls has twice as much or more of all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.interpreters import ad
+
+from octavo_jax.arrays.host import is_on_host
+
+SUMMED = (
+    "several calls in one differentiated function took one DelayedState, or shards of a jax.shard_map with "
+    "check_vma=False did, and JAX added up the states that they recorded, history and scale included: give each call "
+    "the state that the one before it returned (linen: make the collection mutable; nnx: give the module to nnx's "
+    "transformations, and let nnx.scan carry it)"
+)
+
+Histories = tuple[Any, ...]
+
+
+def is_argument_of_gradient(leaf: object) -> bool:
+    """Whether `jax.grad` or `jax.vjp` made this traced array for an argument of the function that they differentiate.
+
+    JAX says so in attributes that it does not document. Where it renames them the answer is False, and sums are not
+    noticed.
+    """
+    if not isinstance(leaf, jax.core.Tracer) or isinstance(leaf, ad.JVPTracer):
+        return False
+    in_reverse = getattr(getattr(leaf, "_trace", None), "is_vjp", False)
+    return bool(in_reverse) and getattr(getattr(leaf, "tangent", None), "parent", leaf) is None
+
+
+@jax.custom_vjp
+def unsummed(histories: Histories) -> Histories:
+    """`histories` of the operands of a layer, each with arrays `history` [..., H, G] and `scale` [..., G].
+
+    Where the "gradient" that comes back for them is a sum of several calls', scales and running amaxes are NaN, which
+    the next update keeps; ValueError where it lies on a CPU.
+    """
+    return histories
+
+
+def _checked(before: Histories, after: Histories) -> tuple[Histories]:
+    # JAX adds up the operands' arrays together, so the scale of one tells; some have no running amax.
+    summed = _is_sum(before[0], after[0], [one.history[..., 0, :] for one in after])
+    if is_on_host(summed) and bool(summed.any()):
+        raise ValueError(SUMMED)
+    return (tuple(_poisoned(one, summed) for one in after),)
+
+
+unsummed.defvjp(lambda histories: (histories, histories), _checked)
+
+
+@jax.jit
+def _is_sum(before: Any, after: Any, running: list[Array]) -> Array:
+    """bool [..., G]: whether scale and finished steps are those of two calls or more, and not of one or none.
+
+    A rule of somebody's own that ends the step by `update_delayed` changes both, too, and leaves no running amax.
+    """
+    finished = _is_multiple(after.history[..., 1:, :], before.history[..., 1:, :])
+    scaled = _is_multiple(after.scale, before.scale) & (after.scale > before.scale)
+    summed: Array = scaled & jnp.all(finished, axis=-2) & (sum(running) > 0)
+    return summed
+
+
+def _is_multiple(value: Array, of: Array) -> Array:
+    """Whether `value` may be the sum of two or more of `of`, however it was rounded: 0 is one of 0 alone."""
+    return jnp.where(of == 0, value == 0, value >= 1.5 * of)
+
+
+@jax.jit
+def _poisoned(one: Any, summed: Array) -> Any:
+    running = jnp.where(summed, jnp.nan, one.history[..., 0, :])
+    return replace(one, history=one.history.at[..., 0, :].set(running), scale=jnp.where(summed, jnp.nan, one.scale))
