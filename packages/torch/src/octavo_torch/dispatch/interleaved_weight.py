@@ -18,7 +18,7 @@ from octavo_registry.contract.quantize import AnyBoundQuantize
 from octavo_registry.dispatch.layer_plan import QuantizePlan, WgradPlan
 from octavo_torch.arrays.interleaving import Interleave, from_halves, to_halves
 from octavo_torch.arrays.sizes import Sizes
-from octavo_torch.dispatch.turned_weight import GemmFunction, Operand, QuantizerFunction
+from octavo_torch.dispatch.transposed_weight import GemmFunction, Operand, QuantizerFunction
 
 
 def quantizer_in_turns(plan: QuantizePlan | None, block: int, weight: Weight) -> AnyBoundQuantize | None:

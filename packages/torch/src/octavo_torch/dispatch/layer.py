@@ -32,7 +32,12 @@ from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.interleaved_weight import Turns, quantizer_in_turns, wgrad_in_turns
 from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.rounded import is_composed
-from octavo_torch.dispatch.turned_weight import QuantizerFunction, quantizing_turned, reading_turned, writing_turned
+from octavo_torch.dispatch.transposed_weight import (
+    QuantizerFunction,
+    quantizing_transposed,
+    reading_transposed,
+    writing_transposed,
+)
 from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -204,13 +209,13 @@ class Layer:
 
     def _reading(self, plan: GemmPlan) -> Callable[..., Tensor]:
         run = self._limited(plan)
-        run = reading_turned(run) if self.w_order == "kn" else run
+        run = reading_transposed(run) if self.w_order == "kn" else run
         return self._turns.reading(run) if self.block else run
 
     def _writing(self, plan: WgradPlan) -> Callable[..., Tensor]:
         own = wgrad_in_turns(plan, self.block, self.left)
         run = self._limited(plan if own is None else own)
-        run = writing_turned(run) if self.w_order == "kn" else run
+        run = writing_transposed(run) if self.w_order == "kn" else run
         return self._turns.writing(run) if self.block and own is None else run
 
     def _limited(self, plan: GemmPlan) -> Callable[..., Tensor]:
@@ -244,7 +249,7 @@ class Layer:
         run = part(plan.bound) if in_turns is None else in_turns
         if run is None:
             return None
-        run = quantizing_turned(run) if self.w_order == "kn" else run
+        run = quantizing_transposed(run) if self.w_order == "kn" else run
         return self._turns.quantizing(run) if self.block and in_turns is None else run
 
     def _as_it_lies(self, of_fprop: bool, of_dgrad: bool) -> tuple[bool, bool]:
@@ -362,14 +367,16 @@ class Layer:
 
 
 def _planned(request: GemmRequest, backend: Names, wgrad_dtype: DType) -> LayerPlan:
-    """The layer's plans; of w as it lies, unless the backend's kernels round [G, N, K] to MXFP4 alone: a copy that
-    turns w is a pass, and this package's rounding a dozen.
+    """The layer's plans, for w as it lies in memory.
+
+    Except where the backend's own kernels round to MXFP4, but only weights [G, N, K]: then the plans are for a
+    transposed copy, which costs one pass over w; rounding by this package's operations would cost a dozen.
     """
     plan = registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
     if plan.fprop.request.weight == "nk" or not _is_rounded_here(plan):
         return plan
-    turned = registry.plan_layer(replace(request, weight="nk"), backend=backend, wgrad_dtype=wgrad_dtype)
-    return plan if _is_rounded_here(turned) else turned
+    transposed = registry.plan_layer(replace(request, weight="nk"), backend=backend, wgrad_dtype=wgrad_dtype)
+    return plan if _is_rounded_here(transposed) else transposed
 
 
 def _is_rounded_here(plan: LayerPlan) -> bool:
