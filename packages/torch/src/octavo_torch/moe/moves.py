@@ -18,16 +18,16 @@ from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.memo import Memo
-from octavo_torch.moe import gathers
+from octavo_torch.moe import move_operators
 
 Run = Callable[..., Any]
 Names = str | tuple[str, ...] | None
 
 _FALLBACKS: dict[Move, Run] = {
-    "route": gathers.route,
-    "permute_rows": gathers.permute_rows,
-    "combine_rows": gathers.combine_rows,
-    "dot_rows": gathers.dot_rows,
+    "route": move_operators.route,
+    "permute_rows": move_operators.permute_rows,
+    "combine_rows": move_operators.combine_rows,
+    "dot_rows": move_operators.dot_rows,
 }
 _MOVES: tuple[Move, ...] = ("permute_rows", "combine_rows", "dot_rows")
 _functions: Memo[Run] = Memo()
