@@ -22,7 +22,7 @@ from octavo_torch.moe.parallel.carriers.routes import carrier_for, route_of
 from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.options import Bounds, Exchange
 from octavo_torch.moe.parallel.payload import encode
-from octavo_torch.moe.parallel.places import Leaving, bounded, leaving, returning
+from octavo_torch.moe.parallel.places import Leaving, Returning, bounded, leaving, returning
 from octavo_torch.moe.permutation_autograd import Places
 from octavo_torch.quantizers.plans import Names
 
@@ -47,16 +47,22 @@ class Journey:
     without, the first message is read and the others hold what there is.
 
     rows   that this rank's experts have at most, from `away` on; buffers hold one more, which is nobody's
+
+    In the words of other libraries `away` and `away_gradient` dispatch, `home` and `home_weights` combine.
     """
 
     def __init__(self, group: ExpertGroup, exchange: Exchange, signature: Signature, backend: Names) -> None:
         self._group, self._exchange, self._signature, self._backend = group, exchange, signature, backend
-        self._bounds: Bounds | None = None
-        self._carrier: Carrier
         self._tokens = self._pair_rows = EQUAL
         self._header: Tensor | None = None
         self._counted = False
         self.rows = 0
+        # set by `away`
+        self._bounds: Bounds | None = None
+        self._leaving: Leaving
+        self._carrier: Carrier
+        self._own: Tensor  # the header that this rank has sent, or would have
+        self._returning: Returning  # where rows come back one by one
 
     def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Underway:
         """Starts tokens [T, K], weights [T, k] and choices [T, k] among all experts on their way to where their experts
@@ -138,8 +144,10 @@ class Journey:
     # ---- what ranks agree on
 
     def _agree(self, device: torch.device) -> list[Outgoing]:
-        """The carrier and the shares of this call, after reading what came where either depends on it; and what goes
-        along with the tokens, because it did not go ahead."""
+        """Sets this call's carrier and shares; unless they are known, it reads on the host what other ranks have sent.
+
+        Returns the header where it has not been sent yet and travels with the tokens.
+        """
         group, signature, bounds, leaves = self._group, self._signature, self._bounds, self._leaving
         known = agreements(group)
         agreed = None if bounds is None else known.get(signature)
@@ -187,11 +195,12 @@ class Journey:
         self._leaving = leaves._replace(senders=leaves.senders[: sum(row[-2] for row in sent)])
 
     def _compare(self, header: Tensor) -> None:
-        """Sets the flag that check_errors reads where a rank makes another call of those that were agreed on."""
+        """Sets the flag that check_errors reads where the header that came is of another call than this rank's: both
+        calls had been agreed on before, so no rank reads headers on the host."""
         flag_disagreement((header != self._own).any(1))
 
     def _explain_failure(self) -> None:
-        """ExchangeError with what a rank was called otherwise, where that is why the others' buffers did not come."""
+        """ExchangeError with the arguments that differ between ranks, where that is why a message did not arrive."""
         if self._header is not None and not is_capturing():
             check_agreement(self._group, self._signature, self._header[:, :-2].tolist())
 
