@@ -150,24 +150,8 @@ class Layer:
         self.at_host, self.graph_safe = at_host, graph_safe
         self.on_cpu = x.device.type == "cpu"
         self.stateful = recipe.stateful
-        name = DTYPE_NAMES[x.dtype]
-        request = GemmRequest(
-            op="fprop",
-            framework="torch",
-            device=x.device.type,
-            in_dtype=name,
-            out_dtype=recipe.output_dtype or name,
-            recipe=recipe,
-            arch=arch_of(x.device),
-            k=self.columns,
-            n=int(w.shape[1]),
-            groups=self.groups,
-            sizes="host" if at_host else "device",
-            graph_safe=graph_safe,
-            training=need_dx or need_dw,
-            weight=self.weight,
-        )
-        plan = self.plan = _planned(request, backend, recipe.wgrad_dtype or name)
+        request = self._fprop_request()
+        plan = self.plan = _planned(request, backend, recipe.wgrad_dtype or request.in_dtype)
         self.row_dtype = DTYPES[request.out_dtype]
         self.w_order: Weight = plan.fprop.request.weight
         directions = dict(zip(readers("w", self.w_order), PLANES_OF.values(), strict=True))
@@ -184,7 +168,7 @@ class Layer:
             "w": self._quantizer(plan.quantize_w, *self._as_it_lies(self.quantized_fprop, row_dy)),
             "dy": self._quantizer(plan.quantize_dy, row_dy, column),
         }
-        self.quantizers = {name: part for name, part in parts.items() if part}
+        self.quantizers = {operand: part for operand, part in parts.items() if part}
         self._set_quantizers()
         read_sizes = (
             plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
@@ -200,6 +184,25 @@ class Layer:
         self.whole = self._whole()
         self._leaving: dict[int, Layer] = {}
         self._interleaved: dict[int, Layer] = {}
+
+    def _fprop_request(self) -> GemmRequest:
+        name = DTYPE_NAMES[self.dtype]
+        return GemmRequest(
+            op="fprop",
+            framework="torch",
+            device=self.device.type,
+            in_dtype=name,
+            out_dtype=self.recipe.output_dtype or name,
+            recipe=self.recipe,
+            arch=arch_of(self.device),
+            k=self.columns,
+            n=self.weight_shape[1],
+            groups=self.groups,
+            sizes="host" if self.at_host else "device",
+            graph_safe=self.graph_safe,
+            training=self.need_dx or self.need_dw,
+            weight=self.weight,
+        )
 
     def _set_gemms(self) -> None:
         plan = self.plan
