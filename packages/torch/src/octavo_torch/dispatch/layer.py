@@ -14,7 +14,6 @@ from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
-from octavo_registry.contract.arrays import Prepare
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
@@ -30,6 +29,7 @@ from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.interleaved_weight import Turns, quantizer_in_turns, wgrad_in_turns
+from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.rounded import is_composed
 from octavo_torch.dispatch.transposed_weight import (
@@ -64,7 +64,6 @@ FpropFunction = Fprop[Tensor, Rows]
 DgradFunction = Dgrad[Tensor, Rows]
 WgradFunction = Wgrad[Tensor, Rows]
 QuantizeFunction = Quantize[Tensor, GroupedTensor]
-PrepareFunction = Prepare[Tensor]
 
 
 class Layer:
@@ -173,9 +172,7 @@ class Layer:
         read_sizes = (
             plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
         )  # fmt: skip
-        prepares = [part.prepare for part in read_sizes if part is not None]
-        # sizes that one backend prepared are nothing to another
-        self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+        self.prepare = shared_prepare(part.prepare for part in read_sizes if part is not None)
         self.stochastic_forward = any(
             part is not None and part.request.quantizer.stochastic for part in (plan.quantize_x, plan.quantize_w)
         )
@@ -353,7 +350,7 @@ class Layer:
             plan = self._quantizer(plan, row and "rowwise" in directions, column and "columnwise" in directions)
             if plan is not None:
                 layer.quantizers[operand] = plan
-                layer.prepare = layer.prepare if plan.prepare == layer.prepare else None
+                layer.prepare = shared_prepare((layer.prepare, plan.prepare))
         layer._set_quantizers()
         return layer
 
