@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, Quanti
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import readers
 from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan, WgradPlan
-from octavo_torch.arrays.checks import check_recipe
+from octavo_torch.arrays.checks import BackendNames, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.weight_order import order_of
@@ -53,7 +53,6 @@ class WeightPlanes(NamedTuple):
 PLANES_OF: Mapping[Direction, tuple[str, ...]] = {"rowwise": PLANES[:3], "columnwise": PLANES[3:]}
 """The fields of a GroupedTensor that belong to each plane: codes, scales, second level."""
 
-Names = str | Sequence[str] | None
 Matrix = Tensor | GroupedTensor
 """An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
 
@@ -137,7 +136,7 @@ class Layer:
         at_host: bool,
         need_dx: bool,
         need_dw: bool,
-        backend: Names,
+        backend: BackendNames,
         graph_safe: bool,
     ) -> None:
         register_constants()
@@ -366,7 +365,7 @@ class Layer:
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
 
 
-def _planned(request: GemmRequest, backend: Names, wgrad_dtype: DType) -> LayerPlan:
+def _planned(request: GemmRequest, backend: BackendNames, wgrad_dtype: DType) -> LayerPlan:
     """The layer's plans, for w as it lies in memory.
 
     Except where the backend's own kernels round to MXFP4, but only weights [G, N, K]: then the plans are for a

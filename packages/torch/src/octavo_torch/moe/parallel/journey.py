@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 from octavo_torch.compiler.status import ExchangeError, flag_disagreement, flag_left_out, other_rank
 from octavo_torch.moe.moves import Moves
@@ -24,7 +25,6 @@ from octavo_torch.moe.parallel.options import Bounds, Exchange
 from octavo_torch.moe.parallel.payload import encode
 from octavo_torch.moe.parallel.places import Leaving, Returning, bounded, leaving, returning
 from octavo_torch.moe.permutation_autograd import Places
-from octavo_torch.quantizers.plans import Names
 
 
 class Underway(NamedTuple):
@@ -52,7 +52,7 @@ class Journey:
     In the words of other libraries `away` and `away_gradient` dispatch, `home` and `home_weights` combine.
     """
 
-    def __init__(self, group: ExpertGroup, exchange: Exchange, signature: Signature, backend: Names) -> None:
+    def __init__(self, group: ExpertGroup, exchange: Exchange, signature: Signature, backend: BackendNames) -> None:
         self._group, self._exchange, self._signature, self._backend = group, exchange, signature, backend
         self._tokens = self._pair_rows = EQUAL
         self._header: Tensor | None = None
