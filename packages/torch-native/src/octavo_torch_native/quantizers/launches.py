@@ -57,9 +57,10 @@ class QuantizeInputs(NamedTuple):
     plan       the words of a GroupIndex; None for matrices
     scale      fp32 [G], encode scales of delayed scaling
     unchanged  int32 [1]: where it is not 0, the outputs are left as they are
-    order      int64 [M] where x is [T, K] tokens, `each` choices of each: the choice of each row
-    mxfp4      uint8 [G, N, K / 32] where x is MXFP4's packed codes, uint8 [G, N, K / 2]: their scales
-    only       the one direction whose plane is written; None: each that the spec has
+    order      where x is tokens [T, K], whose rows are gathered: int64 [M], the choice of each row
+    each       the number of choices per token
+    mxfp4      where x is MXFP4's packed codes, uint8 [G, N, K / 2]: their scales, uint8 [G, N, K / 32]
+    only       the one direction whose plane is written; None: all that the spec has
     """
 
     x: Tensor

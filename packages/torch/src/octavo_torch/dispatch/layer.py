@@ -68,8 +68,8 @@ QuantizeFunction = Quantize[Tensor, GroupedTensor]
 class Layer:
     """What one call of a grouped linear runs, for one dtype, device, weight shape and set of needed gradients.
 
-    token       the registry's state when it was resolved
-    needs_more  each call has to come with a seed or a state
+    token       the registry's state when the layer was resolved
+    needs_more  whether each call has to come with a seed or a state
     graph_safe  every plan is one that a CUDA graph may hold
     quantize_*  bound quantizers of exactly the planes that the GEMMs read; None: that operand stays as it is
     quantizers  the plans of those, by operand
@@ -78,9 +78,9 @@ class Layer:
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
     weight      how w lies in memory; `w_order` how the plans take it. Everything here is given w as [G, N, K]; codes of
                 it are of matrices in the plans' order
-    w_planes    which fields of w's codes are read by whom
-    block       of `interleaved`; 0: no rows take turns
-    left        of `leaving`; 0: no multiprocessors are left
+    w_planes    the fields of w's codes that fprop and dgrad read
+    block       of a layer from `interleaved`: how many gate and how many up rows take turns; 0: none do
+    left        of a layer from `leaving`: multiprocessors that its GEMMs leave to others; 0: none
     """
 
     __slots__ = (
@@ -240,7 +240,12 @@ class Layer:
         own: AnyBoundQuantize | None,
         part: Callable[[AnyBoundQuantize], QuantizerFunction | None],
     ) -> QuantizerFunction | None:
-        """This part of the operand's quantizer; of w as the caller's, of whose turns `own` is the backend's."""
+        """One function of the operand's quantizer, which `part` picks; None where the quantizer has none.
+
+        For w it takes [G, N, K] as the caller has it, in whatever order the plan takes it.
+
+        own   the backend's quantizer of interleaved weights; what that lacks is composed
+        """
         plan = self.quantizers.get(operand)
         if plan is None or operand != "w":
             return None if plan is None else part(plan.bound)
@@ -252,7 +257,7 @@ class Layer:
         return self._turns.quantizing(run) if self.block and in_turns is None else run
 
     def _as_it_lies(self, of_fprop: bool, of_dgrad: bool) -> tuple[bool, bool]:
-        """Of w's row and column data, what these of fprop and dgrad are."""
+        """What is said of the planes of w that fprop and dgrad read, as said of its rowwise and columnwise planes."""
         return (of_fprop, of_dgrad) if self.w_order == "nk" else (of_dgrad, of_fprop)
 
     @property
