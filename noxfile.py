@@ -18,25 +18,10 @@ import nox
 from nox.command import CommandFailed
 
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
-from sessions.environment import (
-    CORES,
-    DIRECTORIES,
-    NATIVE,
-    WORKERS,
-    Kernels,
-    closure,
-    effort_of,
-    install,
-    kernels_of_tests,
-    native_wheel,
-    needed_by_tests,
-    nvcc,
-    ours,
-    run_pytest,
-    settings_of_tests,
-    share_bytecode,
-)
+from sessions.distributions import DIRECTORIES, NATIVE, closure, needed_by_tests, ours
+from sessions.environment import CORES, WORKERS, effort_of, install, run_pytest, settings_of_tests, share_bytecode
 from sessions.minimums import minimums  # noqa: F401  # nox finds sessions by their decorator
+from sessions.native_wheel import Kernels, kernels_of_tests, native_wheel, nvcc
 from sessions.packaging import build, wheels  # noqa: F401
 from sessions.releasing import release  # noqa: F401
 from sessions.xla import Effort

@@ -24,6 +24,8 @@ def test_the_words_of_the_house(rule: str) -> None:
         ("stored 4 bytes a group and operand", True),
         ("two a byte", True),
         ("a scale a row", True),
+        ("one size a group", True),
+        ("int32, two a word", True),
         ("one scale per row", False),
         ("once a group is empty", False),
         ("two a step of the loop", False),

@@ -18,9 +18,9 @@ SOURCES = ("**/*.py", "**/*.pyi", "**/*.cpp", "**/*.h", "**/*.cu", "**/*.cuh", "
 # what a release has said, or what was generated, stays as it is
 EXCEPT = re.compile(r"(^|/)(changes/|CHANGELOG|tests/|benchmarks/results/|conftest\.py)")
 
-UNITS = "group|token|row|byte|expert|rank|step|layer|call|tile|thread|microbatch|K-block"
+UNITS = "group|token|row|byte|expert|rank|step|layer|call|tile|thread|microbatch|K-block|word|block|weight|operand|GEMM"
 COUNTED = r"(?:once|twice|one|two|three|four|eight|\d+)"
-THINGS = "(?:scale|amax|byte|bit|word|line|row|code|flag|parameter|matrix|tensor|plan|register|verdict|integer)s?"
+THINGS = "(?:scale|size|amax|byte|bit|word|line|row|code|flag|parameter|matrix|tensor|plan|register|verdict|integer)s?"
 VERBS = "is|has|had|was|got|gets|holds|sends|of|that|which|in|reads|does|may|can"
 PER = re.compile(rf"\b(?:{COUNTED}(?: {THINGS})?|{THINGS}) an? (?:{UNITS})\b(?! (?:{VERBS})\b)")
 """'one scale a row', 'once a step': say 'one scale per row', 'once per step'."""

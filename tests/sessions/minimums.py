@@ -10,18 +10,9 @@ import nox
 from packaging.requirements import Requirement
 from workspace import ROOT
 
-from sessions.environment import (
-    DIRECTORIES,
-    NATIVE,
-    Kernels,
-    closure,
-    effort_of,
-    local,
-    needed_by_tests,
-    ours,
-    project,
-    run_pytest,
-)
+from sessions.distributions import DIRECTORIES, NATIVE, closure, needed_by_tests, ours, project
+from sessions.environment import effort_of, local, run_pytest
+from sessions.native_wheel import Kernels
 
 RECORD = ROOT / "tests" / "golden" / "minimums.json"
 ADAPTERS = ("transformers", "qwix", "tokamax")  # extras whose libraries need newer versions of our other dependencies

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import nox
 
-from sessions.environment import DIRECTORIES, NATIVE, Kernels, closure, native_wheel, outside
+from sessions.distributions import DIRECTORIES, NATIVE, closure, outside
+from sessions.native_wheel import Kernels, native_wheel
 
 
 def build(session: nox.Session, dist: Path, *directories: str, kernels: Kernels = "optimized") -> None:

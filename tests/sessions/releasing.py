@@ -14,16 +14,9 @@ import nox
 from install_lines import install_lines
 from workspace import ROOT, tracked
 
-from sessions.environment import (
-    DIRECTORIES,
-    NATIVE,
-    Kernels,
-    closure,
-    effort_of,
-    needed_by_tests,
-    ours,
-    run_pytest,
-)
+from sessions.distributions import DIRECTORIES, NATIVE, closure, needed_by_tests, ours
+from sessions.environment import effort_of, run_pytest
+from sessions.native_wheel import Kernels
 from sessions.packaging import build, empty_environment
 
 TEMPLATES = ("docs/examples/acme-octavo", "docs/examples/acme-octavo-jax")

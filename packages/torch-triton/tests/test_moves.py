@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import octavo_torch
-from octavo_torch.moe import gathers
+from octavo_torch.moe import move_operators
 from octavo_torch_triton.moves import operators as moves
 
 # the interpreter of Triton 3.6 makes integers of arrays [1] where a loop ends at a value
@@ -24,7 +24,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def _route(rng: np.random.Generator, tokens: int, k: int, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(sizes, order, position, routed) of choices, some of which are of no group."""
     index = torch.from_numpy(rng.choice([0, 2, 3, 4, -1, GROUPS], (tokens, k))).to(device)
-    sizes, order, position, routed = gathers.route(index, GROUPS)
+    sizes, order, position, routed = move_operators.route(index, GROUPS)
     return sizes, order, position, routed
 
 
@@ -51,9 +51,9 @@ def test_bits_are_the_composed_ones(dtype: torch.dtype, columns: int, rng: np.ra
     rows[int(sizes.sum()) :] = torch.nan
     for given, expected in ((None, None), (strange, torch.where(routed, weights, 0))):
         ours, theirs = moves.permute_rows(x, order, position, routed, given), (x, order, position, routed, expected)
-        _assert_same_bits(ours, gathers.permute_rows(*theirs))
+        _assert_same_bits(ours, move_operators.permute_rows(*theirs))
         ours = moves.combine_rows(rows, position, routed, given)
-        _assert_same_bits(ours, gathers.combine_rows(rows, position, routed, expected))
+        _assert_same_bits(ours, move_operators.combine_rows(rows, position, routed, expected))
 
 
 def test_bits_without_a_weight_are_kept(rng: np.random.Generator, device: str) -> None:
@@ -63,7 +63,7 @@ def test_bits_without_a_weight_are_kept(rng: np.random.Generator, device: str) -
     for dtype in DTYPES[:2]:
         x = torch.from_numpy(bits).to(device).view(dtype)
         ours = moves.permute_rows(x, order, position, routed, None)
-        _assert_same_bits(ours, gathers.permute_rows(x, order, position, routed, None))
+        _assert_same_bits(ours, move_operators.permute_rows(x, order, position, routed, None))
 
 
 def test_fewer_places_than_choices(rng: np.random.Generator, device: str) -> None:
@@ -79,7 +79,9 @@ def test_fewer_places_than_choices(rng: np.random.Generator, device: str) -> Non
     _assert_same_bits(rows[:total], x[order[:total] // k])
     rows[total:] = torch.nan
     weights = torch.rand(tokens, k, device=device)
-    full = gathers.combine_rows(gathers.permute_rows(x, order, position, routed, None), position, routed, weights)
+    full = move_operators.combine_rows(
+        move_operators.permute_rows(x, order, position, routed, None), position, routed, weights
+    )
     _assert_same_bits(moves.combine_rows(rows, cut, routed, weights), full)
     exact = (rows.double()[cut] * x.double()[:, None]).sum(-1)
     bound = 50 * 2.0**-24 * (rows.double()[cut] * x.double()[:, None]).abs().sum(-1)

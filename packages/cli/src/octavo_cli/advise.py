@@ -67,9 +67,10 @@ def advise(
         cluster = cluster_of(ranks, per_host, layers, micro_batches, network)
         advise_ranks(spread, cluster, "fp8-block" if recipes == _RECIPES else recipes.strip(), skew, as_json)
         return
-    from octavo_cli.advice import CHIPS, Shape, advice_on, best, copies_bf16, measured_us, weights_for
+    from octavo_cli.advice import CHIPS, Shape, advice_on, measured_us, weights_for
+    from octavo_cli.advice_report import AdviceReport
     from octavo_cli.errors import InputError
-    from octavo_registry.cli.output import print_json, print_line, print_table
+    from octavo_registry.cli.output import print_json
     from octavo_registry.cli.recipes import find_recipe
 
     if chip not in CHIPS:
@@ -92,66 +93,18 @@ def advise(
     found = [
         advice_on(name, recipe, layer, judged, CHIPS[chip], measured, micro_batches) for name, recipe in chosen.items()
     ]
-    choice = best(found, min_sqnr)
-    copied = [name for name, recipe in chosen.items() if copies_bf16(recipe, CHIPS[chip])]
+    report = AdviceReport(
+        shape=layer,
+        given_shape=shape,
+        chip=CHIPS[chip],
+        judged_by=what,
+        notes=notes,
+        least_sqnr=min_sqnr,
+        micro_batches=micro_batches,
+        recipes=chosen,
+        advice=found,
+    )
     if as_json:
-        print_json({
-            "schema_version": 1,
-            "shape": layer.key,
-            "chip": CHIPS[chip].name,
-            "judged_by": what,
-            "notes": notes,
-            "min_sqnr_db": min_sqnr,
-            "recommended": None if choice is None else choice.recipe,
-            "recipes": [
-                {
-                    "recipe": one.recipe,
-                    "sqnr_db": round(one.sqnr_db, 2) if math.isfinite(one.sqnr_db) else None,
-                    "bytes": one.bytes,
-                    "us": float(f"{one.us:.4g}"),
-                    "quantizing_us": float(f"{one.quantizing_us:.4g}"),
-                    "time": "measured" if one.measured else "roofline",
-                    "bf16_copies": one.recipe in copied,
-                }
-                for one in found
-            ],
-        })  # fmt: skip
-        return
-    cells = [
-        (one.recipe, "exact" if math.isinf(one.sqnr_db) else f"{one.sqnr_db:.1f} dB", _size(one.bytes), _time(one.us),
-         "measured" if one.measured else "roofline", _time(one.quantizing_us) if one.quantizing_us else "none")
-        for one in found
-    ]  # fmt: skip
-    header = ("recipe", "SQNR of weights", "x and weights", "GEMMs", "time is", "quantizers")
-    print_table(f"A layer of shape {shape} on {CHIPS[chip].name}", header, cells)
-    print_line(f"SQNR of the worst expert, judged by {what}.")
-    print_line("x and weights: codes and scales as forward leaves them for backward. GEMMs: fprop, dgrad and wgrad.")
-    shared = f" (once for {micro_batches} micro-batches)" if micro_batches > 1 else ""
-    print_line(f"quantizers: of x, dy and the weights{shared}, at the speed of memory.")
-    for note in notes:
-        print_line(f"results: {note}")
-    if len({one.measured for one in found}) > 1:
-        print_line("Measured times and rooflines are not alike: a roofline is what no kernel can beat.")
-    if copied:
-        instead = ", ".join(name for name in copied if chosen[name].kind == "mxfp8")
-        print_line(
-            f"{CHIPS[chip].name} has no products of {', '.join(copied)}: it multiplies bf16 copies, which takes longer "
-            "than bf16 does, so they do not pay there in time."
-            + (f' For {instead}, products="folded" (mxfp8-folded) multiplies FP8.' if instead else "")
-        )
-    if choice is None:
-        print_line(f"No recipe keeps {min_sqnr:g} dB; give a smaller --min-sqnr, or stay with bf16.")
+        print_json(report.as_dict())
     else:
-        print_line(f"Advice: {choice.recipe}, the fastest of those that keep {min_sqnr:g} dB.")
-        if not choice.quantizing_us and any(one.us < choice.us for one in found):
-            print_line("Products of codes would take less time, but making the codes takes more than that.")
-
-
-def _size(count: float) -> str:
-    """Bytes in a unit that leaves digits to compare: a small layer's are kilobytes."""
-    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"
-
-
-def _time(us: float) -> str:
-    """Milliseconds, or microseconds where three decimals of a millisecond would leave little of them."""
-    return f"{us / 1000:.3f} ms" if us >= 100 else f"{us:.3g} us"
+        report.show()

@@ -19,9 +19,9 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.dispatch.room import Room
 from octavo_jax.layouts.moves import Move
+from octavo_jax.linear.argument_places import UNKNOWN, ArgumentPlaces
 from octavo_jax.linear.arguments import as_array, check_operands
 from octavo_jax.linear.expert_rows import ExpertRows
-from octavo_jax.linear.found import UNKNOWN, Found
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
 from octavo_jax.sharding.conflicts import check_shards, check_unnamed
@@ -96,9 +96,9 @@ def explain(
     check_shards(placement, recipe, x, kernel, weight)
     options = LayerOptions.of(recipe, preferred_element_type, backend=backend, room=room)
     layer = layer_for(options, x, kernel, weight=weight, placement=placement)
-    found = Found.of(called_as("grouped_dense", sharding), placement, weight, x, kernel, group_sizes)
+    places = ArgumentPlaces.of(called_as("grouped_dense", sharding), placement, weight, x, kernel, group_sizes)
     if placement is None or placement.route == "single":
-        return LayerReport("single", MappingProxyType({}), found.placed, found.misplaced, (), layer.plan)
+        return LayerReport("single", MappingProxyType({}), places.placed, places.misplaced, (), layer.plan)
     lie: dict[str, Any] = {
         "x": specs.rows(placement, "i"),
         "kernel": specs.kernel(placement, weight),
@@ -107,7 +107,7 @@ def explain(
         "y": specs.rows(placement, "o"),
     }
     moves = tuple(_moves(placement, layer))
-    return LayerReport(placement.route, MappingProxyType(lie), found.placed, found.misplaced, moves, layer.plan)
+    return LayerReport(placement.route, MappingProxyType(lie), places.placed, places.misplaced, moves, layer.plan)
 
 
 def _moves(placement: Placement, layer: Layer) -> Iterator[str]:

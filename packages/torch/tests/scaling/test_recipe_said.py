@@ -96,10 +96,15 @@ def test_states_that_are_updated_by_hand(rng: np.random.Generator) -> None:
 
 
 def test_in_inference_mode(rng: np.random.Generator) -> None:
-    """Tensors made there count no versions."""
-    with torch.inference_mode():
-        layer = GroupedLinear(G, K, K, recipe=DELAYED)
-        layer(torch.randn(8, K), SIZES)
+    """Tensors made there count no versions: calls run, and nothing is said of scales that nobody updates."""
+
+    def calls() -> None:
+        with torch.inference_mode():
+            layer = GroupedLinear(G, K, K, recipe=DELAYED)
+            for _ in range(2 * STEPS):
+                layer(torch.randn(8, K), SIZES)
+
+    assert not said(calls)
 
 
 def test_a_recipe_is_not_assigned() -> None:

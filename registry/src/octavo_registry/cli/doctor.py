@@ -7,18 +7,18 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 import octavo_registry
 from octavo_registry.cli import selftest
-from octavo_registry.cli.commands import external_commands
+from octavo_registry.cli.commands import Command, external_commands
 from octavo_registry.cli.errors import BROKEN
 from octavo_registry.cli.notes import Note, notes
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.cli.tracebacks import tracebacks
-from octavo_registry.contract.frameworks import Device, Framework
+from octavo_registry.contract.frameworks import Device
 from octavo_registry.discovery.bridges import FrameworkRecord
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.install import how_to_install, installed_version
@@ -68,6 +68,15 @@ class Report:
     broken: list[str]
 
 
+class _FrontEnd(NamedTuple):
+    """A framework's front end: the devices and the version that its bridge reports, or the fault that prevents it."""
+
+    record: FrameworkRecord
+    devices: Sequence[Device]
+    version: str
+    fault: str
+
+
 def _devices(record: FrameworkRecord) -> tuple[Sequence[Device], str, str]:
     """Devices, version and fault of a front end."""
     if record.bridge is None:
@@ -112,48 +121,13 @@ def examine() -> Report:
     records = [record for record in octavo_registry.backends() if record.card is not None]
     broken += [f"backend {r.name} of {r.distribution}: {r.reason}" for r in records if r.verdict == "broken"]
     broken += [line for r in records if r.card is not None for line in octavo_registry.strange_recipes(r.card)]
-    working: list[Framework] = []
-    frameworks = []
-    seen: dict[str, Sequence[Device]] = {}
-    for front_end in octavo_registry.framework_records():
-        devices, version, fault = _devices(front_end)
-        seen[front_end.name] = devices
-        if fault:
-            broken.append(f"front end {front_end.name} of {front_end.distribution}: {fault}")
-        elif front_end.bridge is not None:
-            working.append(front_end.bridge)
-        frameworks.append(
-            {
-                "name": front_end.name,
-                "status": "broken" if fault else "ok",
-                "version": version,
-                "distribution": front_end.distribution,
-                "devices": [
-                    {"kind": d.kind, "arch": list(d.arch) if d.arch else None, "label": d.label} for d in devices
-                ],
-                "reason": fault,
-            }
-        )
-    commands = []
-    for command in external_commands():
-        reason = ""
-        try:
-            command.load()
-        except Fault as error:
-            reason = str(error)
-            broken.append(f"command {command.name} of {command.distribution}: {reason}")
-        commands.append(
-            {
-                "name": command.name,
-                "status": "broken" if reason else "ok",
-                "distribution": command.distribution,
-                "version": command.version,
-                "reason": reason,
-            }
-        )
-    remarks = [*notes(), *_untried(records, seen)]
+    front_ends = [_FrontEnd(record, *_devices(record)) for record in octavo_registry.framework_records()]
+    broken += [f"front end {f.record.name} of {f.record.distribution}: {f.fault}" for f in front_ends if f.fault]
+    commands = [_command_row(command) for command in external_commands()]
+    broken += [f"command {c['name']} of {c['distribution']}: {c['reason']}" for c in commands if c["reason"]]
+    remarks = [*notes(), *_untried(records, {f.record.name: f.devices for f in front_ends})]
     broken += [f"note {n.name} of {n.distribution}: {n.reason}" for n in remarks if n.reason]
-    outcomes = selftest.run(working)
+    outcomes = selftest.run([f.record.bridge for f in front_ends if f.record.bridge is not None and not f.fault])
     broken += [f"self-test of {o.backend} on {o.device}: {o.detail}" for o in outcomes if o.status == "broken"]
     return Report(
         environment={
@@ -164,24 +138,54 @@ def examine() -> Report:
         },
         versions={name: installed_version(name) for name in DISTRIBUTIONS},
         plugins=[asdict(plugin) for plugin in plugins],
-        backends=[
-            {
-                "name": r.name,
-                "status": r.verdict or "ok",
-                "priority": r.card.priority if r.card else None,
-                "distribution": r.distribution,
-                "version": r.version,
-                "reason": r.reason,
-                "summary": r.card.summary if r.card else "",
-            }
-            for r in records
-        ],
-        frameworks=frameworks,
+        backends=[_backend_row(record) for record in records],
+        frameworks=[_framework_row(front_end) for front_end in front_ends],
         commands=commands,
         notes=[asdict(note) for note in remarks],
         selftest=[asdict(outcome) for outcome in outcomes],
         broken=broken,
     )
+
+
+def _backend_row(record: BackendRecord) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "status": record.verdict or "ok",
+        "priority": record.card.priority if record.card else None,
+        "distribution": record.distribution,
+        "version": record.version,
+        "reason": record.reason,
+        "summary": record.card.summary if record.card else "",
+    }
+
+
+def _framework_row(front_end: _FrontEnd) -> dict[str, Any]:
+    return {
+        "name": front_end.record.name,
+        "status": "broken" if front_end.fault else "ok",
+        "version": front_end.version,
+        "distribution": front_end.record.distribution,
+        "devices": [
+            {"kind": device.kind, "arch": list(device.arch) if device.arch else None, "label": device.label}
+            for device in front_end.devices
+        ],
+        "reason": front_end.fault,
+    }
+
+
+def _command_row(command: Command) -> dict[str, Any]:
+    reason = ""
+    try:
+        command.load()
+    except Fault as fault:
+        reason = str(fault)
+    return {
+        "name": command.name,
+        "status": "broken" if reason else "ok",
+        "distribution": command.distribution,
+        "version": command.version,
+        "reason": reason,
+    }
 
 
 def doctor(

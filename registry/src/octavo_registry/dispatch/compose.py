@@ -53,8 +53,9 @@ def compose(
 ) -> Composition | Candidates:
     """The best combination of backends, or the candidates of the operation that nothing serves.
 
-    A kernel that lies as [G, K, N] is taken so where the same backends serve that as would serve its transposed copy;
-    else the front end transposes: where w lies decides how a layer runs, not who runs it.
+    A weight that lies as [G, K, N] is read in place if every operation then has the same backend as with a transposed
+    copy; else the plans are for the copy, which the front end makes. So the order of w in memory decides how a layer
+    runs, and not who runs it.
     """
     turned = _compose(replace(layer, weight="nk"), recipe, find, dtypes)
     if layer.weight == "nk" or isinstance(turned, Candidates):
@@ -66,8 +67,9 @@ def compose(
 def _compose(layer: GemmRequest, recipe: Recipe, find: Find, dtypes: LayerDtypes) -> Composition | Candidates:
     """The best combination of backends, or the candidates of the operation that nothing serves.
 
-    GEMMs take their best candidates unless nothing quantizes an operand to the layouts that these want; then
-    combinations are tried by the sum of their places in the order, those that keep the fprop before others.
+    Each GEMM gets its best candidate if some backend quantizes the operands to the layouts that these candidates read.
+    Else further combinations are tried in the order of the sum of the candidates' ranks; of equal sums first the one
+    with the better candidate for fprop.
     """
     gemms: tuple[Gemm, ...] = GEMMS if layer.training else ("fprop",)
     candidates = {gemm: find(gemm_request(layer, recipe, gemm, dtypes)) for gemm in gemms}

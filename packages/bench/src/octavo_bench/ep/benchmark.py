@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from octavo_bench.errors import InputError, RunError
-from octavo_bench.harness.benchmark import Benchmark
+from octavo_bench.harness.benchmark import Benchmark, rows_of
 from octavo_bench.harness.checks import names_of, one_of
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import BackendOption, ExpertShapes, SomeKinds, TokenChoices
@@ -19,6 +19,7 @@ from octavo_bench.harness.shapes import EXPERTS, Shape
 from octavo_bench.harness.table import BACKENDS, GOAL, MS, Column, Table, number, share
 from octavo_bench.harness.timing import Times
 
+_WORK = {"jax": "octavo_bench.ep.jax:ep_rows", "torch": "octavo_bench.ep.torch:ep_rows"}
 _WAYS = {"jax": ("gather", "ragged"), "torch": ("rows", "sums")}
 _ROUTES = ("collective", "peer")
 
@@ -132,14 +133,15 @@ class EpOptions(BackendOption):
 class EpRow:
     """Forward and backward of a MoE block of the experts (G, K, F, M).
 
-    devices   that share the experts
-    way       of the exchange, or a peer's name; "" on one device
-    route     by which it goes in torch, "collective" or "peer"; "" on one device and in JAX
-    payload   tokens and gradients travel to the experts as codes
-    received  bytes that one device receives from others in a step: of buffers, where the way is ragged; None of peers
-    nvlink    those that it received by the GPUs' counters, what is no row included; None where none tells
-    dropped   choices that found no row
-    alone     of the same layer on one device, in turns with this one; None where none was timed so
+    devices   how many share the experts
+    way       how the exchange returns rows, or the name of a peer library; "" on one device
+    route     what carries the exchange in torch, "collective" or "peer"; "" on one device and in JAX
+    payload   whether tokens and gradients travel to the experts as codes
+    received  bytes that one device receives from the others in a step; of whole buffers where the way is ragged; None
+              for peer libraries
+    nvlink    the bytes that it received by the GPUs' counters, those that are not rows included; None without counters
+    dropped   choices for which the buffers had no row
+    alone     times of the same layer on one device, measured in turns with this one; None where it was not
     """
 
     section: ClassVar[str] = "rows"
@@ -187,10 +189,10 @@ class EpRow:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The gathers of a kernel [G, K, 2F] that FSDP cuts, forward and backward.
+    """The gathers of a kernel [G, K, 2F] that FSDP shards, forward and backward.
 
-    bytes    that one device holds after them, in the compiled program
-    nvlink   that it received from others, by the GPUs' counters; None where none tells
+    bytes    what one device holds after them, by the compiled program
+    nvlink   bytes that it received from others, by the GPUs' counters; None without counters
     """
 
     section: ClassVar[str] = "gathered"
@@ -242,12 +244,12 @@ class Ep(Benchmark[EpOptions]):
 
     name = EpOptions.command
     options = EpOptions
-    work = "octavo_bench.ep.work:ep_rows"
+    work = _WORK["jax"]
     sections: ClassVar[tuple[str, ...]] = ("rows", "gathered")
 
     def rows(self, run: Run[EpOptions]) -> Iterable[Any]:
         """As every benchmark's, in the framework that was asked for."""
-        return _TorchEp().rows(run) if run.options.framework == "torch" else super().rows(run)
+        return rows_of(_WORK[run.options.framework], run)
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """Blocks by shape, then what FSDP gathers."""
@@ -271,16 +273,6 @@ class Ep(Benchmark[EpOptions]):
         for row in (row.row for row in results.of(EpRow) if row.row.dropped):
             slack = results.parts["slack"]
             raise RunError(f"{row.dropped} choices found no row with {row.way}; give more --slack than {slack}")
-
-
-class _TorchEp(Ep):
-    """The same in torch."""
-
-    work = "octavo_bench.ep.torch:ep_rows"
-
-    def rows(self, run: Run[EpOptions]) -> Iterable[Any]:
-        """See `Benchmark`."""
-        return Benchmark.rows(self, run)
 
 
 def _megabytes(count: int | None) -> str:

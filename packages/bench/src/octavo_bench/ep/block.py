@@ -1,4 +1,4 @@
-"""What `octavo bench ep` compiles: a step of a MoE block, on one device or spread over several."""
+"""What `octavo bench ep --framework jax` compiles: a step of a MoE block, on one device or spread over several."""
 
 from __future__ import annotations
 

@@ -47,7 +47,11 @@ _IN_A_ROW = 4  # steps on a GPU: of one alone the start and the last wait would 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One row: its recipe's kind, and how tokens travel over `ranks` processes, or whose layer it is."""
+    """One row of the table: a recipe's kind on one process, or on `ranks` of them.
+
+    way, route, payload   how tokens travel, as in EpRow; of Octavo's own layer on several processes
+    peer                  the library whose layer it is; "" for Octavo's own
+    """
 
     kind: str
     ranks: int
@@ -58,7 +62,7 @@ class _Case:
 
     @property
     def text(self) -> str:
-        """On a line of progress or of failure."""
+        """The case in a line about progress or failure."""
         codes = " as codes" if self.payload else ""
         how = self.peer or f"{self.way} {self.route}{codes}"
         return f"{self.ranks} process{'es' if self.ranks > 1 else ''} {how}".strip()
@@ -66,7 +70,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What every process is told."""
+    """The options of the command as every process gets them."""
 
     shape: Shape
     choices: int
@@ -81,8 +85,14 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The time of a step, and that of the same layer alone in turns with it; the bytes that rank 0 receives in one, of
-    buffers and by NVLink's counters; and the choices that all ranks left out."""
+    """What was measured of a case.
+
+    times      of a step
+    alone      of the same layer on one device, measured in turns with it
+    received   bytes of the buffers that rank 0 receives in a step
+    nvlink     bytes that it receives by NVLink's counters
+    dropped    choices that all ranks together left out
+    """
 
     times: Times
     alone: Times | None = None
@@ -92,11 +102,11 @@ class _Measured:
 
 
 _Answer = _Measured | str | AbsentError
-"""Of a case: what was measured, or why nothing was; a peer may be absent."""
+"""What a process answers for a case: the measurement, the text of an error, or that a peer library is not installed."""
 
 
 def ep_rows(run: Run[EpOptions]) -> Iterator[EpRow]:
-    """Layers in one process and in all of them."""
+    """A row for each case: the layer in one process, and in all of them."""
     options = run.options
     engine = TorchEngine(options.chosen_device)
     ranks = options.devices_of(torch.cuda.device_count() if options.chosen_device == "cuda" else _MOST_PROCESSES)
@@ -139,13 +149,20 @@ def _cases(options: EpOptions, ranks: int) -> Iterator[_Case]:
 
 
 def _in_order(cases: Iterator[_Case], all_spread: bool) -> list[_Case]:
-    """Processes measure on while what they answered is read, so nothing else may be measured beside them: those of one
-    device come first, unless they are measured there, too (`all_spread`), and last who has processes of its own."""
+    """The cases in an order in which no two measurements overlap: spawned processes go on to their next case while
+    this process reads an answer.
+
+    Cases of one device, which this process measures itself, come before all others; with `all_spread` the spawned
+    processes measure them, too. LigerCute comes last, because it has processes of its own.
+    """
     return sorted(cases, key=lambda case: (case.ranks > 1 and not all_spread, case.peer == LIGER))
 
 
 def _apart(asked: _Asked, case: _Case, ranks: int, notes: list[str]) -> Iterator[_Answer]:
-    """A peer in processes of its own, which it may end where it fails; beside one GPU if others are."""
+    """The answer for a peer that may end its processes when it fails, and therefore has processes of its own.
+
+    Where steps are captured, the layer of one GPU is measured there first, so that the peer has it in turns with it.
+    """
     if find_spec("liger_cute_kernels") is None:
         yield AbsentError(f"{LIGER} is not measured: it is not installed (no module named liger_cute_kernels)")
         return
@@ -154,9 +171,9 @@ def _apart(asked: _Asked, case: _Case, ranks: int, notes: list[str]) -> Iterator
 
 
 def _spread(asked: _Asked, cases: list[_Case], ranks: int, notes: list[str]) -> Iterator[_Answer]:
-    """What was measured of each case over `ranks` processes, or why nothing was; they are started for the first one.
+    """The answer for each case from `ranks` processes, which are started when the first answer is asked for.
 
-    `notes` gets a sentence where they do not end.
+    notes   gets a sentence where the processes do not end
     """
     if not cases:
         return
@@ -201,7 +218,7 @@ def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Answ
 
 
 def _serve(rank: int, asked: _Asked, cases: list[_Case], store: str, answers: Any) -> None:
-    """One process; rank 0 answers."""
+    """What a spawned process runs: all cases in their order; rank 0 sends the answers."""
     ranks = cases[-1].ranks
     cuda = asked.device == "cuda"
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
@@ -237,10 +254,11 @@ def _serve(rank: int, asked: _Asked, cases: list[_Case], store: str, answers: An
 
 @dataclass(frozen=True)
 class _Layer:
-    """A step that can be timed, and what has to live as long.
+    """A step that can be timed.
 
-    exchange   by which it travels, with the count of choices that were left out; None in one process
-    rows       of all ranks
+    keep       what the step's graph needs alive
+    exchange   how its tokens travel, with the counter of choices that were left out; None in one process
+    rows       how many all ranks have together
     """
 
     run: Call
@@ -251,7 +269,7 @@ class _Layer:
 
 
 def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
-    """Forward and backward of this process's part, in a CUDA graph where that was asked for."""
+    """Forward and backward of this process's share, in a CUDA graph where `asked.captured` says so."""
     rank, recipe = dist.get_rank() if case.ranks > 1 else 0, recipe_of(case.kind)
     if isinstance(recipe, DelayedScaling):
         raise InputError("--recipes names delayed, which keeps a state; bench ep times recipes without one")
@@ -299,7 +317,10 @@ def _layer(asked: _Asked, case: _Case, device: torch.device) -> _Layer:
 
 
 def _measure(asked: _Asked, case: _Case, layer: _Layer, alone: _Layer | None = None) -> _Measured:
-    """`alone`: the layer of one GPU; the one over several is timed in turns with it, so both meet the same clocks."""
+    """Times the layer of a case, and counts what it receives.
+
+    alone   the layer on one GPU, with which the one over several is timed in turns, so both run at the same clocks
+    """
     device, run, exchange = layer.device, layer.run, layer.exchange
     runs = [run] if alone is None or case.ranks == 1 else [run, alone.run]
     for each in _WARM * runs:
@@ -330,8 +351,10 @@ def _measure(asked: _Asked, case: _Case, layer: _Layer, alone: _Layer | None = N
 
 
 def _slowest(times: list[float], device: torch.device) -> list[float]:
-    """Of each step the time of the rank that took longest, because others wait for it; of one device alone all of them
-    run it at once, since not all are equally fast."""
+    """The largest of all ranks' times of each step, because the ranks wait for the slowest.
+
+    Also for a layer on one device, which all ranks run at the same time: the GPUs of a host are not equally fast.
+    """
     if not dist.is_initialized():
         return times
     of_all = torch.tensor(times, dtype=torch.float64, device=device)
@@ -341,13 +364,16 @@ def _slowest(times: list[float], device: torch.device) -> list[float]:
 
 
 def _captured(step: Call, device: torch.device) -> tuple[Call, object]:
-    """Replays of a CUDA graph of the step, and what has to live as long."""
+    """The replay of a CUDA graph of the step, and what has to be kept alive for it."""
     graph, result = record_graph(step, device)
     return graph.replay, (step, result)
 
 
 def _over_nvlink(run: Call, ranks: int, device: torch.device) -> int | None:
-    """Bytes that a rank receives in a step, by the counters of all GPUs of the host; every rank takes the steps."""
+    """Bytes that a rank receives in a step, by the counters of all the host's GPUs; None on ranks other than 0.
+
+    All ranks have to call it, because a step needs all of them.
+    """
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -363,7 +389,8 @@ def _over_nvlink(run: Call, ranks: int, device: torch.device) -> int | None:
 
 
 def _timed(run: Call, device: torch.device) -> float:
-    """Microseconds of a step, from when all ranks begin until this one's device has ended; of a few in a row on one."""
+    """Microseconds of a step, from a barrier of all ranks until this rank's device is idle; on a GPU the mean of a few
+    steps in a row."""
     cuda = device.type == "cuda"
     count = _IN_A_ROW if cuda else 1
     if dist.is_initialized():

@@ -31,9 +31,7 @@ class Benchmark(Protocol[Asked]):
 
     def rows(self, run: Run[Asked]) -> Iterable[Any]:
         """Measure: rows (`results.Row`) in the order of the tables; what fails goes to `run`."""
-        module, _, function = self.work.partition(":")
-        rows: Iterable[Any] = getattr(import_module(module), function)(run)
-        return rows
+        return rows_of(self.work, run)
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
         """How the rows are shown."""
@@ -52,3 +50,10 @@ class Benchmark(Protocol[Asked]):
             raise RunError(f"{len(results.failures)} rows failed; the lines with FAILED say which")
         if not any(row.row.backends for row in results.rows):
             raise RunError("no backend serves any of these layers; the notes say why, and so does `octavo why layer`")
+
+
+def rows_of(work: str, run: Run[Any]) -> Iterable[Any]:
+    """The rows that `work`, "module:function", measures."""
+    module, _, function = work.partition(":")
+    rows: Iterable[Any] = getattr(import_module(module), function)(run)
+    return rows

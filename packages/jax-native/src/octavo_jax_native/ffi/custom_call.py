@@ -55,7 +55,7 @@ def workspace_result(needed: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def group_plan(group_sizes: Array, rows: int) -> Array:
-    """The plan of ragged rows: int32, two a word, because JAX has no int64 unless it is turned on.
+    """The plan of ragged rows: int32, two per word, because JAX has no int64 unless it is turned on.
 
     A call of its own, so that XLA makes one plan for all quantizers and GEMMs of the same sizes and rows.
     """

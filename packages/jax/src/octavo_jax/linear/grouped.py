@@ -58,15 +58,15 @@ def grouped_dense(
     contracting_dims         of x and the kernel, as `jax.lax.dot_general` has them; negative ones count from the end
     bias                     [G, N]
     seed                     of stochastic rounding: an int, an integer scalar array, or uint32 [2] words
-    state                    delayed scaling's `DelayedState`; which says how the backward updates it
+    state                    delayed scaling's `DelayedState`, whose documentation says how the backward updates it
     group_offset             number of the first group, in stochastic rounding's counter
     checkpoint_name          what `jax.checkpoint` policies call the quantized x and kernel; None: no name
     output_checkpoint_name   what they call y; None: no name
     preferred_element_type   dtype of y; None: recipe.output_dtype, else x's
     sharding                 which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device, or arrays
                              that the caller's shard_map has cut, unless `octavo_jax.mesh_roles` says more
-    return_status            also return an int32 status word: 0, or 1 (a size was negative) + 2 (sum past M); then a
-                             jax.Array is clamped on a CPU, too
+    return_status            also return an int32 status word: 0, or 1 (a size was negative) + 2 (sum past M). Sizes in
+                             a jax.Array on a CPU are then clamped, too, and not checked
     backend                  a name or a closed list of names
     room                     multiprocessors that the GEMMs leave to what runs beside them; None: they take all
 
@@ -79,12 +79,10 @@ def grouped_dense(
     (e, f) has number group_offset + (f * E + e) * G.
 
     With `sharding`, B is sharded by ep and by dp and fsdp, the kernel by ep, fsdp and tp. x [M, K] with sizes [G] is
-    sharded by ep, too: a device has M / E rows for its G / E experts, with a tail of their own.
-
-    Tokens stay where they are:
-    shards of the kernel are quantized and the plane that a GEMM reads is gathered; the kernel's gradient is scattered
-    over fsdp and summed over dp. Inside shard_map, the roles of its manual axes say how the local arrays belong
-    together.
+    sharded by ep, too: a device has M / E rows for its G / E experts, with a tail of their own. Tokens stay on their
+    devices. Shards of the kernel are quantized, and the plane that a GEMM reads is gathered; the kernel's gradient is
+    summed and scattered over fsdp, and summed over dp. Inside shard_map, the roles of its manual axes say which local
+    arrays are shards of one array.
 
     Reverse-mode differentiable once in x, kernel and bias; JAX refuses jvp of it. Gradients have the dtypes of their
     arguments. A GEMM whose slot is high precision multiplies operands of one dtype, x's and the kernel's, or fp32 where

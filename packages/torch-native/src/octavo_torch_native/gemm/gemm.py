@@ -32,9 +32,14 @@ _Indexed = tuple[Tokens, Tensor | None, int]
 
 
 class _OperandPair:
-    """What a GEMM of two operands of these specs is: its spec's text, its sides, what its planes hold, which are plain.
+    """What follows from the specs of a GEMM's two operands, computed once.
 
-    Holds the specs, by whose identity it is found: comparing or hashing one costs more than a launch.
+    specs           kept alive: a pair is found by their identity, because comparing or hashing one costs more than a
+                    launch
+    text            the GemmSpec, as the operators take it
+    rows, n, k, groups   the kernel's sides
+    left, right     the sizes that the operands' planes have to have
+    convert_left, convert_right   whether an operand is plain, and is converted to the native layout in each call
     """
 
     __slots__ = ("convert_left", "convert_right", "groups", "k", "left", "n", "right", "rows", "specs", "text")
@@ -197,7 +202,7 @@ class GroupedGemm:
         needed = {"fprop": f"x [M, K], {w}", "dgrad": f"dy [M, N], {w}", "wgrad": "x [M, K], dy [M, N]"}
         return ValueError(
             f"{self.left} has shape {list(left)}, {self.right} {list(right)} and there are {groups} group sizes; "
-            f"give {needed[self.gemm]} and one size a group"
+            f"give {needed[self.gemm]} and one size per group"
         )
 
     def _check_quantizers(self, left: GroupedTensorSpec, right: GroupedTensorSpec) -> None:

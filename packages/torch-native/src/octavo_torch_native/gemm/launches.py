@@ -34,9 +34,9 @@ class GemmShapes:
 class GemmOperands(NamedTuple):
     """What a launch reads: the operators' arguments of these names; None where there is none.
 
-    plan   the words of a GroupIndex
-    order  int64 [M] where the spec says that an operand is rows of tokens, [T, K], `each` choices of each: the choice
-           of each row
+    plan         the words of a GroupIndex
+    order, each  where the spec says that an operand is tokens [T, K], whose rows are gathered: int64 [M], the choice of
+                 each row, and the number of choices per token
     """
 
     left: Tensor
@@ -87,7 +87,7 @@ class GemmLaunch:
         if strides is not None:
             self.run(shapes, out, strides, operands)
             return
-        # rows that kernels cannot write where they are: written to a copy, which holds them where they are added to
+        # the kernels cannot write these strides: a copy takes the result, and holds out's values where it is added to
         copy = out.contiguous() if self.accumulate else torch.empty(shapes.out, dtype=out.dtype, device=out.device)
         self.run(shapes, copy, (0, 0), operands)
         out.copy_(copy)

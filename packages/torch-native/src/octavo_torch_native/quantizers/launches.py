@@ -34,6 +34,9 @@ from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
 _PROLOGUE_OUTPUTS = ("dprobs", "forward", "mean", "rstd")
 _EXTRAS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
 
+Output = tuple[Shape, torch.dtype]
+"""The shape and dtype of an output."""
+
 _VALUE_DTYPE = torch.bfloat16
 _VALUES = layout_number(VALUES)
 
@@ -54,9 +57,10 @@ class QuantizeInputs(NamedTuple):
     plan       the words of a GroupIndex; None for matrices
     scale      fp32 [G], encode scales of delayed scaling
     unchanged  int32 [1]: where it is not 0, the outputs are left as they are
-    order      int64 [M] where x is [T, K] tokens, `each` choices of each: the choice of each row
-    mxfp4      uint8 [G, N, K / 32] where x is MXFP4's packed codes, uint8 [G, N, K / 2]: their scales
-    only       the one direction whose plane is written; None: each that the spec has
+    order      where x is tokens [T, K], whose rows are gathered: int64 [M], the choice of each row
+    each       the number of choices per token
+    mxfp4      where x is MXFP4's packed codes, uint8 [G, N, K / 2]: their scales, uint8 [G, N, K / 32]
+    only       the one direction whose plane is written; None: all that the spec has
     """
 
     x: Tensor
@@ -89,7 +93,7 @@ class QuantizeShapes:
     def __init__(
         self,
         make_layout: Callable[[], GroupedTensorSpec],
-        outputs: tuple[tuple[Shape, torch.dtype], ...],
+        outputs: tuple[Output, ...],
         constants: dict[str, int],
         workspace: int,
     ) -> None:
@@ -177,7 +181,10 @@ class QuantizeLaunch:
         return shapes
 
     def new_shapes(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool, tokens: int = 0) -> QuantizeShapes:
-        """Those of inputs of this shape, [M, K] or [G, N, K], and dtype; `tokens`: whose rows they are, 0 for none."""
+        """Those of inputs of this shape, [M, K] or [G, N, K], and dtype.
+
+        tokens   T, where the rows [M, K] are read from tokens [T, K]; 0 where x has the rows themselves
+        """
         spec, quantizer = self.spec, self.spec.quantizer
         quantized = (*shape[:-1], shape[-1] // 2) if spec.halves else shape
         row_layout, column_layout = (
@@ -192,50 +199,65 @@ class QuantizeLaunch:
             rowwise_layout=row_layout,
             columnwise_layout=column_layout,
         )
-        outputs: list[tuple[Shape, torch.dtype]] = []
-        for direction in self._directions:
-            name = self._layouts[direction]
-            if name == VALUES:
-                outputs.append((values_shape(direction=direction, groups=groups, **geometry(quantized)), _VALUE_DTYPE))
+        outputs = [
+            output
+            for direction in self._directions
+            for output in self._plane_outputs(direction, quantized, groups, make_layout)
+        ]
+        outputs += self._extra_outputs(shape, quantized, groups, dtype)
+        constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, **geometry(shape)}
+        size = self._workspace_bytes(constants, cuda, tokens)
+        if self._is_interleaved:
+            constants |= {"interleaved_cols": spec.interleaved_cols, "interleaved_rows": spec.interleaved_rows}
+        return QuantizeShapes(make_layout, tuple(outputs), constants, size)
+
+    def _plane_outputs(
+        self, direction: Direction, quantized: Shape, groups: int, make_layout: Callable[[], GroupedTensorSpec]
+    ) -> list[Output]:
+        """Codes, scales and NVFP4's second level of one plane; or its values in the place of codes and scales."""
+        quantizer, layout = self.spec.quantizer, self._layouts[direction]
+        if layout == VALUES:
+            outputs = [(values_shape(direction=direction, groups=groups, **geometry(quantized)), _VALUE_DTYPE)]
+        else:
+            if layout == PLAIN:
+                codes, scales = plane_shapes(make_layout(), direction, layout)
             else:
-                if name == PLAIN:
-                    codes, scales = plane_shapes(make_layout(), direction, name)
-                else:
-                    codes, scales = native_shapes(quantizer, quantized, groups, direction, name)
-                outputs += [(codes, codes_dtype(quantizer)), (scales, SCALE_DTYPE[quantizer.scale_format])]
-            if quantizer.scaling == "nvfp4":
-                outputs.append(((groups,), torch.float32))
-        extras = {
+                codes, scales = native_shapes(quantizer, quantized, groups, direction, layout)
+            outputs = [(codes, codes_dtype(quantizer)), (scales, SCALE_DTYPE[quantizer.scale_format])]
+        if quantizer.scaling == "nvfp4":
+            outputs.append(((groups,), torch.float32))
+        return outputs
+
+    def _extra_outputs(self, shape: Shape, quantized: Shape, groups: int, dtype: torch.dtype) -> list[Output]:
+        """The outputs after the planes, in the order of `extras`."""
+        extras: dict[str, Output] = {
             "amax": ((groups,), torch.float32),
             "dequantized": (quantized, torch.bfloat16),
             "activated": (quantized, dtype),
             "dbias": ((groups, quantized[-1]), torch.float32),
             "dprobs": (shape[:-1], torch.float32),
-            "forward": ((*shape[:-1], shape[-1] // 2 if spec.activation in GATED else shape[-1]), dtype),
+            "forward": ((*shape[:-1], shape[-1] // 2 if self.spec.activation in GATED else shape[-1]), dtype),
             "mean": (shape[:-1], torch.float32),
             "rstd": (shape[:-1], torch.float32),
         }
-        outputs += [extras[name] for name in self.extras]
-        size = self._native.workspace_bytes(
+        return [extras[name] for name in self.extras]
+
+    def _workspace_bytes(self, constants: dict[str, int], cuda: bool, tokens: int) -> int:
+        spec, prologue = self.spec, self._prologue
+        return self._native.workspace_bytes(
             cuda=cuda,
-            dtype=DTYPE_NUMBERS[dtype],
-            groups=groups,
             rowwise="rowwise" in self._directions,
             columnwise="columnwise" in self._directions,
             amax=spec.amax,
             dequantized=spec.dequantized,
             dbias=spec.dbias,
             dprobs=spec.dprobs,
-            prologue=self._prologue["kind"],
-            activation=self._prologue["activation"],
-            norm=self._prologue["norm"],
+            prologue=prologue["kind"],
+            activation=prologue["activation"],
+            norm=prologue["norm"],
             count=tokens,
-            **geometry(shape),
+            **constants,
         )
-        constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, **geometry(shape)}
-        if self._is_interleaved:
-            constants |= {"interleaved_cols": spec.interleaved_cols, "interleaved_rows": spec.interleaved_rows}
-        return QuantizeShapes(make_layout, tuple(outputs), constants, size)
 
     def run(self, shapes: QuantizeShapes, outputs: list[Tensor], inputs: QuantizeInputs) -> None:
         """Write `outputs`, which have these shapes."""

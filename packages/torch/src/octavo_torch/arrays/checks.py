@@ -11,6 +11,12 @@ from torch import Tensor, nn
 from octavo import QuantizerSpec, Recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 
+BackendNames = str | Sequence[str] | None
+"""What `backend=` takes: one backend, several in order of preference, or None for the registry's preference."""
+
+HashableNames = str | tuple[str, ...] | None
+"""The same as `backend_names` returns it, so that it can be a part of a memo's key."""
+
 _SHOWN = (str, int, float, type(None), torch.dtype, torch.device)
 _MAX_LENGTH = 60
 
@@ -37,7 +43,7 @@ def check_spec(name: str, spec: object) -> None:
         raise ValueError(f"{name} is {brief(spec)}; give a QuantizerSpec, such as recipe.quantizer('x')")
 
 
-def backend_names(backend: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+def backend_names(backend: BackendNames) -> HashableNames:
     """`backend` as a name, a tuple of names or None; raises ValueError for anything else."""
     if backend is None or isinstance(backend, str):
         return backend

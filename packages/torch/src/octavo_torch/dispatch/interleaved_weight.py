@@ -1,7 +1,8 @@
-"""Functions of plans that take and return a weight [G, 2 F, K] whose gate and up rows take turns in blocks, as it lies.
+"""Functions of plans that take and return an interleaved weight: [G, 2 F, K], gate and up rows in turns, in blocks.
 
-They are the backend's own where it serves such blocks. Others are composed: the two halves are taken apart in front of
-them, the gate first, and a gradient is joined. Either way codes are of the halves, and the bits are the same.
+Where the backend serves such blocks, its own functions read and write the weight as it lies. Elsewhere they are
+composed: the weight is copied into two halves first, the gate half and then the up half, and a gradient is interleaved
+afterwards. Either way codes are of the halves, and the bits are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from octavo_registry.contract.quantize import AnyBoundQuantize
 from octavo_registry.dispatch.layer_plan import QuantizePlan, WgradPlan
 from octavo_torch.arrays.interleaving import Interleave, from_halves, to_halves
 from octavo_torch.arrays.sizes import Sizes
-from octavo_torch.dispatch.turned_weight import GemmFunction, Operand, QuantizerFunction
+from octavo_torch.dispatch.transposed_weight import GemmFunction, Operand, QuantizerFunction
 
 
 def quantizer_in_turns(plan: QuantizePlan | None, block: int, weight: Weight) -> AnyBoundQuantize | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +14,6 @@ from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
-from octavo_registry.contract.arrays import Prepare
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
@@ -23,16 +22,22 @@ from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, Quanti
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import readers
 from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan, WgradPlan
-from octavo_torch.arrays.checks import check_recipe
+from octavo_torch.arrays.checks import BackendNames, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.interleaved_weight import Turns, quantizer_in_turns, wgrad_in_turns
+from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.rounded import is_composed
-from octavo_torch.dispatch.turned_weight import QuantizerFunction, quantizing_turned, reading_turned, writing_turned
+from octavo_torch.dispatch.transposed_weight import (
+    QuantizerFunction,
+    quantizing_transposed,
+    reading_transposed,
+    writing_transposed,
+)
 from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -48,7 +53,6 @@ class WeightPlanes(NamedTuple):
 PLANES_OF: Mapping[Direction, tuple[str, ...]] = {"rowwise": PLANES[:3], "columnwise": PLANES[3:]}
 """The fields of a GroupedTensor that belong to each plane: codes, scales, second level."""
 
-Names = str | Sequence[str] | None
 Matrix = Tensor | GroupedTensor
 """An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
 
@@ -59,14 +63,13 @@ FpropFunction = Fprop[Tensor, Rows]
 DgradFunction = Dgrad[Tensor, Rows]
 WgradFunction = Wgrad[Tensor, Rows]
 QuantizeFunction = Quantize[Tensor, GroupedTensor]
-PrepareFunction = Prepare[Tensor]
 
 
 class Layer:
     """What one call of a grouped linear runs, for one dtype, device, weight shape and set of needed gradients.
 
-    token       the registry's state when it was resolved
-    needs_more  each call has to come with a seed or a state
+    token       the registry's state when the layer was resolved
+    needs_more  whether each call has to come with a seed or a state
     graph_safe  every plan is one that a CUDA graph may hold
     quantize_*  bound quantizers of exactly the planes that the GEMMs read; None: that operand stays as it is
     quantizers  the plans of those, by operand
@@ -75,9 +78,9 @@ class Layer:
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
     weight      how w lies in memory; `w_order` how the plans take it. Everything here is given w as [G, N, K]; codes of
                 it are of matrices in the plans' order
-    w_planes    which fields of w's codes are read by whom
-    block       of `interleaved`; 0: no rows take turns
-    left        of `leaving`; 0: no multiprocessors are left
+    w_planes    the fields of w's codes that fprop and dgrad read
+    block       of a layer from `interleaved`: how many gate and how many up rows take turns; 0: none do
+    left        of a layer from `leaving`: multiprocessors that its GEMMs leave to others; 0: none
     """
 
     __slots__ = (
@@ -133,7 +136,7 @@ class Layer:
         at_host: bool,
         need_dx: bool,
         need_dw: bool,
-        backend: Names,
+        backend: BackendNames,
         graph_safe: bool,
     ) -> None:
         register_constants()
@@ -145,24 +148,8 @@ class Layer:
         self.at_host, self.graph_safe = at_host, graph_safe
         self.on_cpu = x.device.type == "cpu"
         self.stateful = recipe.stateful
-        name = DTYPE_NAMES[x.dtype]
-        request = GemmRequest(
-            op="fprop",
-            framework="torch",
-            device=x.device.type,
-            in_dtype=name,
-            out_dtype=recipe.output_dtype or name,
-            recipe=recipe,
-            arch=arch_of(x.device),
-            k=self.columns,
-            n=int(w.shape[1]),
-            groups=self.groups,
-            sizes="host" if at_host else "device",
-            graph_safe=graph_safe,
-            training=need_dx or need_dw,
-            weight=self.weight,
-        )
-        plan = self.plan = _planned(request, backend, recipe.wgrad_dtype or name)
+        request = self._fprop_request()
+        plan = self.plan = _planned(request, backend, recipe.wgrad_dtype or request.in_dtype)
         self.row_dtype = DTYPES[request.out_dtype]
         self.w_order: Weight = plan.fprop.request.weight
         directions = dict(zip(readers("w", self.w_order), PLANES_OF.values(), strict=True))
@@ -179,14 +166,12 @@ class Layer:
             "w": self._quantizer(plan.quantize_w, *self._as_it_lies(self.quantized_fprop, row_dy)),
             "dy": self._quantizer(plan.quantize_dy, row_dy, column),
         }
-        self.quantizers = {name: part for name, part in parts.items() if part}
+        self.quantizers = {operand: part for operand, part in parts.items() if part}
         self._set_quantizers()
         read_sizes = (
             plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
         )  # fmt: skip
-        prepares = [part.prepare for part in read_sizes if part is not None]
-        # sizes that one backend prepared are nothing to another
-        self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+        self.prepare = shared_prepare(part.prepare for part in read_sizes if part is not None)
         self.stochastic_forward = any(
             part is not None and part.request.quantizer.stochastic for part in (plan.quantize_x, plan.quantize_w)
         )
@@ -196,6 +181,25 @@ class Layer:
         self._leaving: dict[int, Layer] = {}
         self._interleaved: dict[int, Layer] = {}
 
+    def _fprop_request(self) -> GemmRequest:
+        name = DTYPE_NAMES[self.dtype]
+        return GemmRequest(
+            op="fprop",
+            framework="torch",
+            device=self.device.type,
+            in_dtype=name,
+            out_dtype=self.recipe.output_dtype or name,
+            recipe=self.recipe,
+            arch=arch_of(self.device),
+            k=self.columns,
+            n=self.weight_shape[1],
+            groups=self.groups,
+            sizes="host" if self.at_host else "device",
+            graph_safe=self.graph_safe,
+            training=self.need_dx or self.need_dw,
+            weight=self.weight,
+        )
+
     def _set_gemms(self) -> None:
         plan = self.plan
         self.fprop: FpropFunction = self._reading(plan.fprop)
@@ -204,13 +208,13 @@ class Layer:
 
     def _reading(self, plan: GemmPlan) -> Callable[..., Tensor]:
         run = self._limited(plan)
-        run = reading_turned(run) if self.w_order == "kn" else run
+        run = reading_transposed(run) if self.w_order == "kn" else run
         return self._turns.reading(run) if self.block else run
 
     def _writing(self, plan: WgradPlan) -> Callable[..., Tensor]:
         own = wgrad_in_turns(plan, self.block, self.left)
         run = self._limited(plan if own is None else own)
-        run = writing_turned(run) if self.w_order == "kn" else run
+        run = writing_transposed(run) if self.w_order == "kn" else run
         return self._turns.writing(run) if self.block and own is None else run
 
     def _limited(self, plan: GemmPlan) -> Callable[..., Tensor]:
@@ -236,7 +240,12 @@ class Layer:
         own: AnyBoundQuantize | None,
         part: Callable[[AnyBoundQuantize], QuantizerFunction | None],
     ) -> QuantizerFunction | None:
-        """This part of the operand's quantizer; of w as the caller's, of whose turns `own` is the backend's."""
+        """One function of the operand's quantizer, which `part` picks; None where the quantizer has none.
+
+        For w it takes [G, N, K] as the caller has it, in whatever order the plan takes it.
+
+        own   the backend's quantizer of interleaved weights; what that lacks is composed
+        """
         plan = self.quantizers.get(operand)
         if plan is None or operand != "w":
             return None if plan is None else part(plan.bound)
@@ -244,11 +253,11 @@ class Layer:
         run = part(plan.bound) if in_turns is None else in_turns
         if run is None:
             return None
-        run = quantizing_turned(run) if self.w_order == "kn" else run
+        run = quantizing_transposed(run) if self.w_order == "kn" else run
         return self._turns.quantizing(run) if self.block and in_turns is None else run
 
     def _as_it_lies(self, of_fprop: bool, of_dgrad: bool) -> tuple[bool, bool]:
-        """Of w's row and column data, what these of fprop and dgrad are."""
+        """What is said of the planes of w that fprop and dgrad read, as said of its rowwise and columnwise planes."""
         return (of_fprop, of_dgrad) if self.w_order == "nk" else (of_dgrad, of_fprop)
 
     @property
@@ -345,7 +354,7 @@ class Layer:
             plan = self._quantizer(plan, row and "rowwise" in directions, column and "columnwise" in directions)
             if plan is not None:
                 layer.quantizers[operand] = plan
-                layer.prepare = layer.prepare if plan.prepare == layer.prepare else None
+                layer.prepare = shared_prepare((layer.prepare, plan.prepare))
         layer._set_quantizers()
         return layer
 
@@ -361,15 +370,17 @@ class Layer:
         return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
 
 
-def _planned(request: GemmRequest, backend: Names, wgrad_dtype: DType) -> LayerPlan:
-    """The layer's plans; of w as it lies, unless the backend's kernels round [G, N, K] to MXFP4 alone: a copy that
-    turns w is a pass, and this package's rounding a dozen.
+def _planned(request: GemmRequest, backend: BackendNames, wgrad_dtype: DType) -> LayerPlan:
+    """The layer's plans, for w as it lies in memory.
+
+    Except where the backend's own kernels round to MXFP4, but only weights [G, N, K]: then the plans are for a
+    transposed copy, which costs one pass over w; rounding by this package's operations would cost a dozen.
     """
     plan = registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
     if plan.fprop.request.weight == "nk" or not _is_rounded_here(plan):
         return plan
-    turned = registry.plan_layer(replace(request, weight="nk"), backend=backend, wgrad_dtype=wgrad_dtype)
-    return plan if _is_rounded_here(turned) else turned
+    transposed = registry.plan_layer(replace(request, weight="nk"), backend=backend, wgrad_dtype=wgrad_dtype)
+    return plan if _is_rounded_here(transposed) else transposed
 
 
 def _is_rounded_here(plan: LayerPlan) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo import Recipe
 from octavo.formats import DType
 from octavo_registry.contract.layer import WholeLayer
+from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes, Sizes
 from octavo_torch.dispatch.layer import Layer, Layers
@@ -22,7 +23,6 @@ from octavo_torch.wgrad.main_grad import MainGrad
 from octavo_torch.wgrad.postponed import DelayedWgrad
 from octavo_torch.wgrad.target import WgradTarget
 
-Backend = str | tuple[str, ...] | None
 WholePasses: TypeAlias = WholeLayer[Tensor, DelayedState]
 
 
@@ -51,7 +51,7 @@ class Options:
     """
 
     recipe: Recipe
-    backend: Backend = None
+    backend: HashableNames = None
     group_offset: int = 0
     seed: Seed = None
     record: bool = True

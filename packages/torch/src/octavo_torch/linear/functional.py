@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_torch.arrays.checks import backend_names
+from octavo_torch.arrays.checks import BackendNames, backend_names
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
@@ -24,8 +23,6 @@ from octavo_torch.wgrad.postponed import DelayedWgrad
 
 _is_compiling = torch.compiler.is_compiling
 
-Backend = str | Sequence[str] | None
-
 
 def grouped_linear(
     x: Rows,
@@ -38,7 +35,7 @@ def grouped_linear(
     seed: int | Tensor | None = None,
     state: DelayedState | None = None,
     group_offset: int = 0,
-    backend: Backend = None,
+    backend: BackendNames = None,
     out: Tensor | None = None,
     grad_input: Tensor | None = None,
     main_grad: Literal["accumulate", "overwrite"] | None = None,

@@ -31,7 +31,7 @@ from octavo_torch.linear import arguments, contexts
 from octavo_torch.linear.autograd import draw_in_forward, grouped_linear_function, run_forward
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.graph import graph_route
-from octavo_torch.linear.prepare import anchor_of, mark_written, parameters_of, settle
+from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, parameters_of, resolve_weight
 from octavo_torch.linear.quantized_input import QUANTIZED, QuantizedInput, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.linear.whole import whole_forward, whole_layer_function, whole_passes_for
@@ -138,7 +138,7 @@ def apply(
     if layer.prepare is not None:
         call.sizes = layer.prepare(sizes, rows, x)
     if not autograds:
-        w = settle(call, source, leaves, w, need_dw)
+        w = resolve_weight(call, Parameters(source, leaves, w, b), need_dw)
     # detached so that the caller's tensor stays a plain buffer, for the next call
     out = call.out = None if call.out is None else call.out.detach()
     if need_any:

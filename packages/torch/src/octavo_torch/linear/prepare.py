@@ -1,4 +1,4 @@
-"""The prologue that a linear layer and an MLP share: what a call takes of its operands, and where its results go."""
+"""What linear layers and MLPs do with a weight and a bias before they run: dtype, codes, the gradient's target."""
 
 from __future__ import annotations
 
@@ -100,13 +100,14 @@ def parameters_of(weight: GivenWeight, bias: Weights | None, names: tuple[str, s
     return Parameters(source, leaves, whole, None if bias is None else as_one(names[1], bias))
 
 
-def settle(
-    call: Call, source: Weights | QuantizedWeight, leaves: Weights, weight: Tensor, need_dw: bool, name: str = "weight"
-) -> Tensor:
-    """Sets the call's weight codes and its target; the weight, of that name, as autograd sees it.
+def resolve_weight(call: Call, parameters: Parameters, need_dw: bool, name: str = "weight") -> Tensor:
+    """Sets the call's weight codes and its target. Returns the weight as autograd is given it.
+
+    name   of the weight in messages
 
     Raises ValueError for codes that do not fit the layer, and for a target that does not fit the weight.
     """
+    source, leaves, weight, _ = parameters
     if isinstance(source, QuantizedWeight):
         source.check(call.recipe, call.layer.w_layouts, call.layer.w_order)
         if source.interleave != call.interleave:

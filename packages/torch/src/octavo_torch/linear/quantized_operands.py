@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.checks import backend_names
+from octavo_torch.arrays.checks import BackendNames, backend_names
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.operands import check_operands, check_weight
@@ -31,8 +31,6 @@ from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule
 from octavo_torch.scaling.seeds import check_seed
 
-Backend = str | Sequence[str] | None
-
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -42,7 +40,7 @@ def quantize_weight(
     *,
     seed: int | Tensor | None = None,
     state: DelayedState | None = None,
-    backend: Backend = None,
+    backend: BackendNames = None,
     interleave: int | None = None,
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
@@ -77,7 +75,7 @@ def quantize_weight(
 
 
 def quantize_own_values(
-    w: Tensor, recipe: Recipe, *, backend: Backend = None, interleave: int | None = None
+    w: Tensor, recipe: Recipe, *, backend: BackendNames = None, interleave: int | None = None
 ) -> tuple[GroupedTensor, int]:
     """Codes of `w` [G, N, K] as it is, inside of torch.autocast, too, and the rows of a block, see `quantize_weight`.
 
@@ -96,7 +94,7 @@ def _weight_codes(
     *,
     seed: int | Tensor | None = None,
     state: DelayedState | None = None,
-    backend: Backend = None,
+    backend: BackendNames = None,
     interleave: int | None = None,
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
@@ -219,7 +217,7 @@ def quantize_input(
     seed: int | Tensor | None = None,
     state: DelayedState | None = None,
     group_offset: int = 0,
-    backend: Backend = None,
+    backend: BackendNames = None,
 ) -> QuantizedInput:
     """`x` quantized for layers with weights like `weight`: give it to `grouped_linear` in x's place, None for sizes.
 
@@ -245,7 +243,7 @@ def _input_codes(
     seed: int | Tensor | None = None,
     state: DelayedState | None = None,
     group_offset: int = 0,
-    backend: Backend = None,
+    backend: BackendNames = None,
 ) -> tuple[Tensor] | tuple[Tensor, GroupedTensor]:
     """The sizes, and codes where a GEMM reads them."""
     own = weight.weight if isinstance(weight, QuantizedWeight) else weight

@@ -14,7 +14,8 @@ from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.second_derivative import check_no_graph
 from octavo_torch.compiler.transforms import transforms_active
-from octavo_torch.dispatch.layer import Layer, PrepareFunction, layer_for
+from octavo_torch.dispatch.layer import Layer, layer_for
+from octavo_torch.dispatch.prepared_sizes import PrepareFunction, shared_prepare
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.memo import Memo
 from octavo_torch.mlp.activation_module import activate, check_probs
@@ -33,8 +34,7 @@ class _Between(NamedTuple):
     @property
     def prepare(self) -> PrepareFunction | None:
         """Makes of group sizes what both take in their place; None: sizes as they are."""
-        prepares = [part.plan.prepare for part in (self.act, self.dact) if part.plan]
-        return prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+        return shared_prepare(part.plan.prepare for part in (self.act, self.dact) if part.plan)
 
 
 class _Context(AutogradContext, Protocol):

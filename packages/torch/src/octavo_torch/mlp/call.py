@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.linear.call import Call, Options
 from octavo_torch.linear.contexts import in_place
+from octavo_torch.linear.prepare import Parameters, anchor_of, resolve_weight
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
@@ -86,6 +87,22 @@ class MlpCall(Options):
         if self.probes is not None:
             self.fc1.probe, self.fc2.probe = self.probes
         self.fc1.layer, self.fc2.layer = plan.fc1, plan.fc2
+
+    def resolve_weights(
+        self, first: Parameters, second: Parameters, need_dw1: bool, need_dw2: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Sets both layers' weight codes and targets. Returns w1 and w2 as autograd is given them."""
+        w1 = resolve_weight(self.fc1, first, need_dw1, "w1")
+        return w1, resolve_weight(self.fc2, second, need_dw2, "w2")
+
+    @property
+    def anchor(self) -> Tensor | None:
+        """The tensor that takes the place of weights whose gradients are postponed; None where none is.
+
+        One of the two layers' is enough: it is there so that autograd runs the backward at all.
+        """
+        anchor = anchor_of(self.fc1)
+        return anchor_of(self.fc2) if anchor is None else anchor
 
     def keep_states_in_place(self) -> None:
         """Inside of a transform: states that amax are recorded into for good. Others than a pair are refused later."""

@@ -23,7 +23,7 @@ from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
 from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.grouped import Rows
-from octavo_torch.linear.prepare import anchor_of, mark_written, parameters_of, settle
+from octavo_torch.linear.prepare import mark_written, parameters_of
 from octavo_torch.linear.quantized_input import QUANTIZED, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_mlp, check_operands
@@ -88,15 +88,13 @@ def apply(
     plan = plan.interleaved(block)
     call.set_layers(plan, block, sizes)
     call.fc1.x_codes = x_codes
-    settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1], "w1")
-    settled2 = settle(call.fc2, second.source, second.leaves, second.weight, needs[2], "w2")
+    w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     if plan.prepare is not None:
         call.fc1.sizes = call.fc2.sizes = plan.prepare(sizes, x.shape[0], x)
     # detached so that the caller's tensor stays a plain buffer, for the next call
     out = call.fc2.out = None if call.out is None else call.out.detach()
     if any(needs):
-        anchors = [anchor for anchor in (anchor_of(call.fc1), anchor_of(call.fc2)) if anchor is not None]
-        return grouped_mlp_function(call, out, x, settled1, settled2, *arrays[3:], anchors[0] if anchors else None)
+        return grouped_mlp_function(call, out, x, w1_leaf, w2_leaf, *arrays[3:], call.anchor)
     y = forward(call, arrays).y
     mark_written(out)
     return y

@@ -12,7 +12,8 @@ from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.layer import Layer, PrepareFunction, layer_for
+from octavo_torch.dispatch.layer import Layer, layer_for
+from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.memo import Memo
 from octavo_torch.quantizers.fused import Fused, activation_quantizer, gradient_quantizer
@@ -45,10 +46,8 @@ class MlpPlan:
         self.recipe, self.activation, self.fc1, self.fc2 = recipe, activation, fc1, fc2
         self.act = activation_quantizer(fc2, activation)
         self.dact = gradient_quantizer(fc1, activation)
-        prepares = [fc1.prepare, fc2.prepare, *(part.plan.prepare for part in (self.act, self.dact) if part.plan)]
-        # sizes that one backend prepared are nothing to another
-        self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
-
+        fused = [part.plan.prepare for part in (self.act, self.dact) if part.plan]
+        self.prepare = shared_prepare([fc1.prepare, fc2.prepare, *fused])
         self._leaving: dict[int, MlpPlan] = {}
         self._interleaved: dict[int, MlpPlan] = {}
 

@@ -13,11 +13,11 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import KEPT_ROWS
 from octavo_registry.contract.quantize import Dequantize
 from octavo_registry.dispatch.layer_plan import QuantizePlan
-from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.checks import BackendNames, brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
-from octavo_torch.quantizers.plans import Names, dequantizer_plan, quantizer_plan
+from octavo_torch.quantizers.plans import dequantizer_plan, quantizer_plan
 
 Form = Literal["keep_all", "standard", "lean", "recompute"]
 WeightCodes = Literal["keep", "remake"]
@@ -64,12 +64,12 @@ class RowCodes(NamedTuple):
     reader: RowReader
 
 
-def rows_plan(like: Tensor, columns: int, groups: int, backend: Names) -> QuantizePlan:
+def rows_plan(like: Tensor, columns: int, groups: int, backend: BackendNames) -> QuantizePlan:
     """The plan that quantizes rows of `columns` values, in `like`'s dtype and on its device."""
     return quantizer_plan(KEPT_ROWS, like, columns, groups, like.device.type == "cpu", backend, (PLAIN, PLAIN))
 
 
-def keep_rows(plan: QuantizePlan, rows: Tensor, sizes: Sizes, backend: Names) -> RowCodes:
+def keep_rows(plan: QuantizePlan, rows: Tensor, sizes: Sizes, backend: BackendNames) -> RowCodes:
     """`rows` as codes. What reads them is chosen here, too: a backward's thread does not see a preference."""
     q: GroupedTensor = plan.run(rows, sizes)
     name: DType = "float32" if rows.dtype is torch.float16 else DTYPE_NAMES[rows.dtype]

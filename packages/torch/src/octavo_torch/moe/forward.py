@@ -77,10 +77,10 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
 
 
 def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands, Arriving]:
-    """Choices among this rank's experts, operands with the weights of those choices, and what waits for their tokens;
-    within a process as given.
+    """What the experts of this rank compute from: choices, operands, and a function that waits for the tokens.
 
-    While tokens are on their way the weights are quantized, which need none.
+    Within one process these are the arguments. Over ranks the choices are among this rank's experts, and the operands
+    have the weights of those choices; w1 and w2 are quantized while tokens travel, because that needs no tokens.
     """
     if call.journey is None:
         return choices, operands, lambda: operands.x
@@ -99,8 +99,8 @@ def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
 
 
 def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowValues:
-    """What fc1 is given as its rows: those of tokens x, where these stand if its GEMM reads them so; or x itself where
-    the call has the rows' codes from now on."""
+    """What fc1 reads as its rows: rows permuted from tokens x; or x with the places of its rows, if the GEMM gathers
+    them; or, if x is quantized without permuting it, x itself, after the call got the codes of its rows."""
     if call.moe.x_gathered and call.fc1.probe is None:
         return TokenRows(x, *places)
     if not call.moe.x_of_tokens or call.fc1.probe is not None:
@@ -110,7 +110,7 @@ def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowVa
 
 
 def quantize_tokens(call: Call, operand: Operand, tokens: Tensor, places: Places, seed: DrawnSeed) -> GroupedTensor:
-    """As `quantize_operand` of the rows that the choices make of `tokens`, which are not written."""
+    """As `quantize_operand` of the rows that the choices make of `tokens`, without writing these rows."""
     of_tokens, state = call.layer.quantizers[operand].bound.of_tokens, call.state
     assert of_tokens is not None  # the plan says so
     records = state is not None and call.record
@@ -127,7 +127,7 @@ def quantize_tokens(call: Call, operand: Operand, tokens: Tensor, places: Places
 
 
 def weights_as_rows(call: MoeCall, weights: Tensor, places: Places) -> Tensor:
-    """The choices' weights as fp32 [M], one per row; past the sum of the sizes nobody reads what is there."""
+    """The choices' weights as fp32 [M], one per row; values past the sum of the sizes are never read."""
     order, position, routed = places
     values = weights.float().reshape(-1, 1)
     return call.moves.weights.permute_rows(values, order, position.view(-1, 1), routed.view(-1, 1), None).view(-1)

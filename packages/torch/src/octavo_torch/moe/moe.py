@@ -21,7 +21,7 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
 from octavo_torch.linear.graph import graph_route
-from octavo_torch.linear.prepare import Parameters, anchor_of, parameters_of, settle
+from octavo_torch.linear.prepare import parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_common, check_operands
 from octavo_torch.mlp.plan import Needed, mlp_plan_for
@@ -31,6 +31,7 @@ from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
 from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
 from octavo_torch.moe.forward import arrive, forward
 from octavo_torch.moe.moves import moves_for, route_for
+from octavo_torch.moe.parallel.agreement import gradient_bits
 from octavo_torch.moe.parallel.departure import Sides, check_eager, journey_for
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
@@ -70,14 +71,13 @@ def apply(
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
     _resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or needs[3] or needs[4]))
-    w1_leaf, w2_leaf = _settle(call, first, second, needs)
+    w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     if call.ep is not None:
         sides = Sides(x.shape[1], arrays.w2.shape[2], arrays.w2.shape[1], arrays.w1.shape[0])
-        gradients = needs[0] + 2 * needs[3] + 4 * any(needs)
+        gradients = gradient_bits(x=needs[0], weights=needs[3], any_input=any(needs))
         call.journey = journey_for(call, x, sides, choices.shape[1], gradients)
     if any(needs):
-        anchors = [anchor for anchor in (anchor_of(call.fc1), anchor_of(call.fc2)) if anchor is not None]
-        return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], anchors[0] if anchors else None)
+        return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], call.anchor)
     if forward_ad._current_level >= 0:  # autograd's own functions refuse where there are such
         check_no_tangent(x, weights, *leaves_of(first.leaves), *leaves_of(second.leaves), *arrays[4:])
     return forward(call, *arrive(call, choices, arrays)).y
@@ -109,12 +109,6 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
         call.group_offset += call.ep.rank * int(w1.shape[0])
     call.moves = MoveSet(route_for(x, int(w1.shape[0]), call.backend), of_rows, results, values)
     call.set_experts(call.moe.forward, block)
-
-
-def _settle(call: MoeCall, first: Parameters, second: Parameters, needs: list[bool]) -> tuple[Tensor, Tensor]:
-    """Codes and targets of both weights; the weights as autograd sees them."""
-    settled1 = settle(call.fc1, first.source, first.leaves, first.weight, needs[1], "w1")
-    return settled1, settle(call.fc2, second.source, second.leaves, second.weight, needs[2], "w2")
 
 
 def _apply_named(

@@ -13,21 +13,21 @@ from octavo_registry.contract import moves as contract
 from octavo_registry.contract.cards import Move
 from octavo_registry.contract.moves import ChooseExperts, ChooseGradient
 from octavo_registry.contract.request import ChooseRequest, MoveRequest
+from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.memo import Memo
-from octavo_torch.moe import gathers
+from octavo_torch.moe import move_operators
 
 Run = Callable[..., Any]
-Names = str | tuple[str, ...] | None
 
 _FALLBACKS: dict[Move, Run] = {
-    "route": gathers.route,
-    "permute_rows": gathers.permute_rows,
-    "combine_rows": gathers.combine_rows,
-    "dot_rows": gathers.dot_rows,
+    "route": move_operators.route,
+    "permute_rows": move_operators.permute_rows,
+    "combine_rows": move_operators.combine_rows,
+    "dot_rows": move_operators.dot_rows,
 }
 _MOVES: tuple[Move, ...] = ("permute_rows", "combine_rows", "dot_rows")
 _functions: Memo[Run] = Memo()
@@ -51,7 +51,7 @@ class Choosers(NamedTuple):
 _choosers: Memo[Choosers | None] = Memo()
 
 
-def choosers_for(logits: Tensor, rule: RouterRule, backend: Names) -> Choosers | None:
+def choosers_for(logits: Tensor, rule: RouterRule, backend: HashableNames) -> Choosers | None:
     """Those of the backend that serves both; None: torch's operations, composed. A backward uses forward's."""
     graph_safe = wants_graph(logits)
     experts = int(logits.shape[1])
@@ -59,7 +59,7 @@ def choosers_for(logits: Tensor, rule: RouterRule, backend: Names) -> Choosers |
     return _choosers.get(key, lambda: _resolve_choosers(logits, rule, backend, graph_safe))
 
 
-def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: Names, graph_safe: bool) -> Choosers | None:
+def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: HashableNames, graph_safe: bool) -> Choosers | None:
     name = DTYPE_NAMES[logits.dtype]
     request = ChooseRequest(
         op="choose_experts",
@@ -78,23 +78,23 @@ def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: Names, graph_sa
     return None if plan is None or back is None else Choosers(plan.run, back.run)
 
 
-def moves_for(x: Tensor, backend: Names) -> Moves:
+def moves_for(x: Tensor, backend: HashableNames) -> Moves:
     """Moves for rows like `x`. A backward uses forward's, because its thread does not see `octavo_registry.prefer`."""
     return Moves(*(_function(op, x, backend) for op in _MOVES))
 
 
-def route_for(x: Tensor, groups: int, backend: Names) -> contract.Route[Tensor]:
+def route_for(x: Tensor, groups: int, backend: HashableNames) -> contract.Route[Tensor]:
     """The function that routes tokens `x` to `groups`."""
     return _function("route", x, backend, groups)
 
 
-def _function(op: Move, x: Tensor, backend: Names, groups: int | None = None) -> Run:
+def _function(op: Move, x: Tensor, backend: HashableNames, groups: int | None = None) -> Run:
     graph_safe = wants_graph(x)
     key = (op, x.dtype, x.device, backend, groups, graph_safe)
     return _functions.get(key, lambda: _resolve(op, x, backend, groups, graph_safe))
 
 
-def _resolve(op: Move, x: Tensor, backend: Names, groups: int | None, graph_safe: bool) -> Run:
+def _resolve(op: Move, x: Tensor, backend: HashableNames, groups: int | None, graph_safe: bool) -> Run:
     name = DTYPE_NAMES[x.dtype]
     request = MoveRequest(
         op=op,

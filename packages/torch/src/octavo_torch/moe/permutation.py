@@ -6,7 +6,7 @@ are routed nowhere come after the sum of the sizes, where grouped layers read an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
@@ -15,18 +15,16 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from octavo_torch.arrays.checks import backend_names, brief, check_count
+from octavo_torch.arrays.checks import BackendNames, HashableNames, backend_names, brief, check_count
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import outside_transforms, transforms_active
 from octavo_torch.moe.arguments import check_choices, check_weights
-from octavo_torch.moe.moves import Names, moves_for, route_for
+from octavo_torch.moe.moves import moves_for, route_for
 from octavo_torch.moe.permutation_autograd import ROWS, Places, check_derivatives
 from octavo_torch.moe.permutation_autograd import combine as combine_rows
 from octavo_torch.moe.permutation_autograd import permute as permute_rows
-
-Backend = str | Sequence[str] | None
 
 
 @dataclass(eq=False)
@@ -45,7 +43,7 @@ class Routing:
     position: Tensor
     routed: Tensor
 
-    def to_rows(self, weights: Tensor, *, backend: Backend = None) -> Tensor:
+    def to_rows(self, weights: Tensor, *, backend: BackendNames = None) -> Tensor:
         """The choices' weights [T, k] as fp32 [M], one per row, 0 past the sum: `probs` of `grouped_mlp`.
 
         Differentiable. `backend` as in `permute`. Raises ValueError for weights that do not fit.
@@ -55,7 +53,7 @@ class Routing:
 
 
 def permute(
-    x: Tensor, expert_index: Tensor, num_groups: int, *, backend: Backend = None
+    x: Tensor, expert_index: Tensor, num_groups: int, *, backend: BackendNames = None
 ) -> tuple[Tensor, Tensor, Routing]:
     """Rows of x sorted by group, for grouped layers: each token's values once for each of its choices.
 
@@ -75,7 +73,7 @@ def permute(
     return rows, routing.group_sizes, routing
 
 
-def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, backend: Backend = None) -> Tensor:
+def unpermute(rows: Tensor, routing: Routing, weights: Tensor | None = None, *, backend: BackendNames = None) -> Tensor:
     """y [T, N]: for each token the sum over its choices of weight * row, in fp32 in the order of choices, rounded once.
 
     rows      [T k, N], as `permute` sorted them; not read past the sum of the sizes
@@ -100,7 +98,7 @@ def through_rows(
     experts: Callable[[Tensor, Tensor, Tensor], Tensor],
     *,
     recompute: bool = False,
-    backend: Backend = None,
+    backend: BackendNames = None,
 ) -> Tensor:
     """y [T, N] of tokens x [T, K]: `permute`, then `experts(rows, group_sizes, probs)`, whose rows `unpermute` sums.
 
@@ -120,17 +118,17 @@ def through_rows(
 
 
 class _Options(TypedDict, total=False):
-    backend: Names
+    backend: HashableNames
 
 
-def _named(backend: Backend) -> _Options:
+def _named(backend: BackendNames) -> _Options:
     """`backend` as keyword arguments, none for None: a call out of traced code does not accept None."""
     names = backend_names(backend)
     return {} if names is None else {"backend": names}
 
 
 @one_call
-def _permuted(x: Tensor, expert_index: Tensor, groups: int, backend: Names = None) -> tuple[Tensor, ...]:
+def _permuted(x: Tensor, expert_index: Tensor, groups: int, backend: HashableNames = None) -> tuple[Tensor, ...]:
     check_derivatives(x)
     route = route_for(x, groups, backend)
     if transforms_active():  # choices have no derivative
@@ -142,7 +140,12 @@ def _permuted(x: Tensor, expert_index: Tensor, groups: int, backend: Names = Non
 
 @one_call
 def _unpermuted(
-    rows: Tensor, order: Tensor, position: Tensor, routed: Tensor, weights: Tensor | None = None, backend: Names = None
+    rows: Tensor,
+    order: Tensor,
+    position: Tensor,
+    routed: Tensor,
+    weights: Tensor | None = None,
+    backend: HashableNames = None,
 ) -> Tensor:
     check_derivatives(rows, weights)
     factors = None if weights is None else weights.float()
@@ -150,7 +153,9 @@ def _unpermuted(
 
 
 @one_call
-def _weights_as_rows(weights: Tensor, order: Tensor, position: Tensor, routed: Tensor, backend: Names = None) -> Tensor:
+def _weights_as_rows(
+    weights: Tensor, order: Tensor, position: Tensor, routed: Tensor, backend: HashableNames = None
+) -> Tensor:
     check_derivatives(weights)
     # each choice becomes a token with one choice, and each row has one column
     values = weights.float().reshape(-1, 1)

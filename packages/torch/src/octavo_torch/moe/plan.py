@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.quantizer import Operand
 from octavo_registry.dispatch.layer_plan import QuantizePlan
-from octavo_torch.dispatch.layer import PrepareFunction
+from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.memo import Memo
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.moe.forms import Form, WeightCodes
@@ -59,9 +59,8 @@ class MoePlan:
         kept_or_seen = keeps_x or "x" in self.recorded[0]
         self.x_gathered = fc1.quantize_x is None and not kept_or_seen and fc1.gathers("x", "fprop")
         self.dy_gathered = fc2.quantize_dy is None and fc2.gathers("dy", "dgrad", "wgrad")
-        prepares = [self.forward.prepare, self.backward.prepare, *([] if hidden is None else [hidden.prepare])]
-        # sizes that one backend prepared are nothing to another
-        self.prepare: PrepareFunction | None = prepares[0] if prepares.count(prepares[0]) == len(prepares) else None
+        of_hidden = [] if hidden is None else [hidden.prepare]
+        self.prepare = shared_prepare([self.forward.prepare, self.backward.prepare, *of_hidden])
 
 
 def _narrowed(full: MlpPlan, planes: dict[Operand, Planes]) -> MlpPlan:

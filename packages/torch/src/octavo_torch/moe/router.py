@@ -17,14 +17,14 @@ from torch.autograd import forward_ad
 
 from octavo.router import RouterRule, Score
 from octavo_torch.arithmetic.elementwise import sigmoid, sqrt_softplus
-from octavo_torch.arrays.checks import backend_names, brief, check_count, check_flag
+from octavo_torch.arrays.checks import HashableNames, backend_names, brief, check_count, check_flag
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.tracing import is_plain, one_call
 from octavo_torch.compiler.transforms import Subject, is_batched, no_transform, transforms_active
 from octavo_torch.moe.arguments import check_choices
-from octavo_torch.moe.moves import Choosers, Names, choosers_for
+from octavo_torch.moe.moves import Choosers, choosers_for
 
 SCORES: tuple[Score, ...] = get_args(Score)
 
@@ -99,7 +99,7 @@ def choose_experts(
 
 @one_call
 def _choose(
-    logits: Tensor, rule: _Rule, bias: Tensor | None = None, replay: Tensor | None = None, backend: Names = None
+    logits: Tensor, rule: _Rule, bias: Tensor | None = None, replay: Tensor | None = None, backend: HashableNames = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     # a float is a symbol, too, under torch.compile(dynamic=True)
     known = RouterRule(*rule[:-1], float(rule[-1]))

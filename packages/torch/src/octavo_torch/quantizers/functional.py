@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.checks import backend_names, brief
+from octavo_torch.arrays.checks import BackendNames, backend_names, brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes, all_rows, as_sizes
@@ -21,7 +21,6 @@ from octavo_torch.quantizers import arguments
 from octavo_torch.quantizers.plans import converter_plan, dequantizer_plan, quantizer_plan
 from octavo_torch.quantizers.writing import quantize_into
 
-Backend = str | Sequence[str] | None
 Layouts = tuple[str, str]
 
 PLAIN_LAYOUTS: Layouts = (PLAIN, PLAIN)
@@ -41,7 +40,7 @@ def quantize(
     scale: Tensor | None = None,
     out: GroupedTensor | None = None,
     unchanged: Tensor | None = None,
-    backend: Backend = None,
+    backend: BackendNames = None,
 ) -> GroupedTensor:
     """Codes and decode scales of `x`, in the directions that `spec` asks for.
 
@@ -92,7 +91,7 @@ def dequantize(
     direction: Literal["rowwise", "columnwise"] = "rowwise",
     *,
     dtype: torch.dtype = torch.float32,
-    backend: Backend = None,
+    backend: BackendNames = None,
 ) -> Tensor:
     """Values of one direction in the logical shape, rounded once to `dtype`; rows past the sum are +0.
 
@@ -113,7 +112,7 @@ def dequantize(
 
 
 @without_derivative(Subject("convert_layout", GROUPS))
-def convert_layout(q: GroupedTensor, layouts: Layouts, *, backend: Backend = None) -> GroupedTensor:
+def convert_layout(q: GroupedTensor, layouts: Layouts, *, backend: BackendNames = None) -> GroupedTensor:
     """`q` in other (rowwise, columnwise) layouts, bit for bit; planes that have theirs already are shared with `q`.
 
     layouts   "plain", or names of a backend's own, such as "rows" and "panels" of torch-native. The name of a plane

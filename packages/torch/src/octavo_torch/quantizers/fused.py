@@ -14,8 +14,9 @@ from octavo_registry.contract import Activated, Activation, FusedRequest, Norm, 
 from octavo_registry.dispatch.fusing import UNREAD, fusing
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_registry.dispatch.layer_requests import activation_request, norm_request, quantize_request
+from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.dispatch.layer import Layer, Names
+from octavo_torch.dispatch.layer import Layer
 from octavo_torch.memo import Memo
 from octavo_torch.quantizers.composed import ComposedActivation, ComposedGradient, ComposedNorm
 from octavo_torch.quantizers.extras import Extras
@@ -84,7 +85,7 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
     return Fused(plan, plan.run, "", codes, array, cast("Values | None", bound.values))
 
 
-def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: Names) -> Plan | str:
+def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: BackendNames) -> Plan | str:
     """The plan of a fused operation beside the plan of the operation that it is fused with; or why there is none."""
     return fusing(partial(registry.plan, backend=backend), chosen, request, codes=codes)
 
@@ -92,7 +93,7 @@ def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: Names) ->
 _runs: Memo[Run] = Memo()
 
 
-def activation_run(op: Activated, quantizer: QuantizePlan, activation: Activation, backend: Names) -> Run:
+def activation_run(op: Activated, quantizer: QuantizePlan, activation: Activation, backend: BackendNames) -> Run:
     """The function of "act_quantize" or "dact_quantize" for the plan of a quantizer: a backend's, or composed."""
 
     def planned() -> Run:
@@ -106,7 +107,7 @@ def activation_run(op: Activated, quantizer: QuantizePlan, activation: Activatio
     return _runs.get((id(quantizer), op, activation, backend), planned, quantizer)
 
 
-def norm_run(quantizer: QuantizePlan, norm: Norm, backend: Names) -> Run:
+def norm_run(quantizer: QuantizePlan, norm: Norm, backend: BackendNames) -> Run:
     """The function of "norm_quantize" for the plan of a quantizer: a backend's, or composed."""
 
     def planned() -> Run:

@@ -15,7 +15,7 @@ from octavo import QuantizerSpec
 from octavo_registry.contract import Activation, Norm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.checks import backend_names, brief
+from octavo_torch.arrays.checks import BackendNames, backend_names, brief
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.arrays.sizes import GroupSizes
@@ -24,7 +24,7 @@ from octavo_torch.functions.activations import check_activation, features
 from octavo_torch.quantizers import arguments
 from octavo_torch.quantizers.composed import ComposedNorm
 from octavo_torch.quantizers.extras import Extras
-from octavo_torch.quantizers.functional import PLAIN_LAYOUTS, Backend, Layouts, dequantize, sizes_of
+from octavo_torch.quantizers.functional import PLAIN_LAYOUTS, Layouts, dequantize, sizes_of
 from octavo_torch.quantizers.fused import Run, activation_run, norm_run
 from octavo_torch.quantizers.plans import quantizer_plan
 
@@ -46,7 +46,7 @@ def act_quantize(
     group_offset: int = 0,
     scale: Tensor | None = None,
     wanted: Sequence[str] | None = None,
-    backend: Backend = None,
+    backend: BackendNames = None,
 ) -> tuple[GroupedTensor, Extras]:
     """`octavo_torch.activate(x, activation, probs)`, quantized.
 
@@ -84,7 +84,7 @@ def dact_quantize(
     group_offset: int = 0,
     scale: Tensor | None = None,
     wanted: Sequence[str] | None = None,
-    backend: Backend = None,
+    backend: BackendNames = None,
 ) -> tuple[GroupedTensor, Extras]:
     """The gradient of `act_quantize`'s x, quantized, with its column sums by group, which are a bias's gradient.
 
@@ -124,7 +124,7 @@ def norm_quantize(
     group_offset: int = 0,
     scale: Tensor | None = None,
     wanted: Sequence[str] | None = None,
-    backend: Backend = None,
+    backend: BackendNames = None,
 ) -> tuple[GroupedTensor, Extras]:
     """RMSNorm or LayerNorm of the rows of x, quantized: (x - mean) * rstd * gamma + beta.
 
@@ -154,7 +154,7 @@ def _planned(
     group_sizes: GroupSizes | None,
     columns: int,
     layouts: Layouts,
-    backend: Backend,
+    backend: BackendNames,
     how: _How,
 ) -> tuple[QuantizePlan, Tensor]:
     """The plan of the quantizer alone, and the sizes; ValueError where the arguments of `quantize` do not fit."""

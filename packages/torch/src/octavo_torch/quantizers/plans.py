@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,13 +14,13 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_registry.contract import DequantizeRequest, Plan, QuantizeRequest
 from octavo_registry.dispatch.layer_plan import QuantizePlan
+from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.memo import Memo
 
-Names = str | Sequence[str] | None
 Layouts = tuple[str, str]
 
 _is_compiling = torch.compiler.is_compiling
@@ -53,7 +52,7 @@ def _fields(q: GroupedTensor, graph_safe: bool) -> dict[str, Any]:
 
 
 def quantizer_plan(
-    spec: QuantizerSpec, x: Tensor, columns: int, groups: int, at_host: bool, backend: Names, layouts: Layouts
+    spec: QuantizerSpec, x: Tensor, columns: int, groups: int, at_host: bool, backend: BackendNames, layouts: Layouts
 ) -> QuantizePlan:
     """The plan that quantizes tensors like `x`, if with `columns` columns, to the (rowwise, columnwise) `layouts`."""
     graph_safe = _graph_safe(x)
@@ -84,7 +83,7 @@ def quantizer_plan(
     return _quantizers.get(key, planned, spec)
 
 
-def dequantizer_plan(q: GroupedTensor, direction: Direction, dtype: DType, backend: Names) -> Plan:
+def dequantizer_plan(q: GroupedTensor, direction: Direction, dtype: DType, backend: BackendNames) -> Plan:
     """The plan that reads one plane of tensors like `q`, in its layout, and returns values of `dtype`."""
     spec, codes = q.spec, q.plane(direction)[0]
     graph_safe = _graph_safe(codes)
@@ -99,7 +98,7 @@ def dequantizer_plan(q: GroupedTensor, direction: Direction, dtype: DType, backe
     return _dequantizers.get(key, planned, spec)
 
 
-def converter_plan(q: GroupedTensor, layouts: Layouts, backend: Names) -> QuantizePlan:
+def converter_plan(q: GroupedTensor, layouts: Layouts, backend: BackendNames) -> QuantizePlan:
     """The plan of a quantizer to `layouts`, whose backend converts planes of tensors like `q` to them and back."""
     graph_safe = _graph_safe(next(plane for plane in (q.rowwise, q.columnwise) if plane is not None))
 

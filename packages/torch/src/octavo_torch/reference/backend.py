@@ -15,7 +15,7 @@ from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, De
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.moe import gathers
+from octavo_torch.moe import move_operators
 from octavo_torch.scaling.seeds import seed_tensor
 
 _Operand = GroupedTensor | Tensor | TokenRows[Tensor]
@@ -84,7 +84,7 @@ def _token_quantizer(quantize: Quantize[Tensor, GroupedTensor]) -> QuantizeToken
         amax: bool = False,
         **how: Any,
     ) -> tuple[GroupedTensor, Tensor | None]:
-        rows = gathers.permute_rows(x, order, position, routed, None)
+        rows = move_operators.permute_rows(x, order, position, routed, None)
         return quantize(rows, group_sizes, **how), operators.group_amax_of(rows, group_sizes) if amax else None
 
     return quantize_tokens
@@ -111,7 +111,7 @@ def _dequantizer(dtype: torch.dtype) -> Dequantize[GroupedTensor, Tensor]:
 
 def _operand(value: _Operand, direction: Direction) -> Tensor:
     if isinstance(value, TokenRows):
-        rows: Tensor = gathers.permute_rows(*value, None)
+        rows: Tensor = move_operators.permute_rows(*value, None)
         return rows
     return dequantize(value, direction) if isinstance(value, GroupedTensor) else value
 

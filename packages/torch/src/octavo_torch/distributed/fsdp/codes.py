@@ -10,6 +10,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from octavo import GroupedTensorSpec, Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo_torch.arithmetic.casts import ABS_BITS
+from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer, layer_for
@@ -18,10 +19,8 @@ from octavo_torch.distributed.fsdp.route import Route
 from octavo_torch.quantizers.functional import quantize
 from octavo_torch.scaling.delayed_state import DelayedState
 
-Names = str | tuple[str, ...] | None
 
-
-def whole_layer(recipe: Recipe, like: Tensor, shape: torch.Size, backend: Names) -> Layer:
+def whole_layer(recipe: Recipe, like: Tensor, shape: torch.Size, backend: HashableNames) -> Layer:
     """The layer of a whole weight of this shape, with the dtype and device of `like`."""
     weight = like.new_empty(()).expand(shape)
     return layer_for(recipe, weight, weight, like.is_cpu, True, True, backend, wants_graph(like))
@@ -33,7 +32,12 @@ def reads_plain(layer: Layer) -> bool:
 
 
 def quantize_shard(
-    shard: Tensor, route: Route, group: dist.ProcessGroup, backend: Names, state: DelayedState | None, record: bool
+    shard: Tensor,
+    route: Route,
+    group: dist.ProcessGroup,
+    backend: HashableNames,
+    state: DelayedState | None,
+    record: bool,
 ) -> GroupedTensor:
     """Plain planes of this rank's shard: equal to that part of the whole weight's planes.
 

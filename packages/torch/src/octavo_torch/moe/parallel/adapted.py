@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.moe.moves import Moves, moves_for, route_for
 from octavo_torch.moe.parallel.journey import Journey
 from octavo_torch.moe.permutation_autograd import Places
-
-Names = str | tuple[str, ...] | None
 
 
 class _Trip:
@@ -28,7 +27,7 @@ class _Trip:
     sizes, places   int [G] and Places of the rows, from `depart` on
     """
 
-    def __init__(self, journey: Journey, groups: int, backend: Names) -> None:
+    def __init__(self, journey: Journey, groups: int, backend: HashableNames) -> None:
         self.journey, self._groups, self.backend = journey, groups, backend
         self.sizes: Tensor
         self.places: Places
@@ -111,7 +110,7 @@ def through_ranks(
     journey: Journey,
     *,
     recompute: bool = False,
-    backend: Names = None,
+    backend: HashableNames = None,
 ) -> Tensor:
     """y [T, N]: the journey away, `experts(rows, sizes, probs)` of this rank's `groups` experts, and the journey home.
 

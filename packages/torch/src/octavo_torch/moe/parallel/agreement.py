@@ -33,7 +33,7 @@ class Signature(NamedTuple):
     recipe, payload   their fingerprints
     route        the one that is asked for; -1 where none is
     rows, pair_rows, tokens   of static buffers; -1 where sizes are read
-    gradients    1 where x takes one, 2 where the choices' weights do, 4 where anything does
+    gradients    see gradient_bits
     """
 
     in_features: int
@@ -99,6 +99,11 @@ def fingerprint(recipe: Recipe | None) -> int:
 def dtype_number(dtype: torch.dtype) -> int:
     """Of the dtypes of tokens."""
     return _DTYPES.index(dtype)
+
+
+def gradient_bits(*, x: bool, weights: bool, any_input: bool) -> int:
+    """Which gradients a call takes: 1 for x's, 2 for those of the choices' weights, 4 for any at all."""
+    return x + 2 * weights + 4 * any_input
 
 
 def number_or_none(value: int | None) -> int:

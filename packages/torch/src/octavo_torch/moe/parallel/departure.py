@@ -11,7 +11,7 @@ from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.call import MoeCall
-from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, number_or_none
+from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, gradient_bits, number_or_none
 from octavo_torch.moe.parallel.journey import Journey
 from octavo_torch.moe.parallel.options import RETURNS, ROUTES, check_exchange
 
@@ -41,7 +41,11 @@ def check_eager(call: MoeCall) -> None:
 
 
 def journey_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients: int) -> Journey:
-    """What carries the tokens x of a call to the other ranks' experts; `gradients` as Signature has them."""
+    """What carries the tokens x of a call to the other ranks' experts.
+
+    choices     k, the experts of a token
+    gradients   of `gradient_bits`
+    """
     group, exchange = call.ep, check_exchange(call.exchange)
     assert group is not None
     if x.is_meta:
@@ -82,4 +86,5 @@ def journey_apart(call: MoeCall, layer: Experts, routed: tuple[Tensor, Tensor, T
     sides = Sides(layer.in_features, layer.hidden_features, layer.out_features, layer.num_groups)
     enabled = torch.is_grad_enabled()
     needs = [enabled and x.requires_grad, enabled and weights.requires_grad, enabled and trains]
-    return journey_for(call, x, sides, choices.shape[1], needs[0] + 2 * needs[1] + 4 * any(needs))
+    gradients = gradient_bits(x=needs[0], weights=needs[1], any_input=any(needs))
+    return journey_for(call, x, sides, choices.shape[1], gradients)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 from octavo_torch.compiler.status import ExchangeError, flag_disagreement, flag_left_out, other_rank
 from octavo_torch.moe.moves import Moves
@@ -22,14 +23,14 @@ from octavo_torch.moe.parallel.carriers.routes import carrier_for, route_of
 from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.options import Bounds, Exchange
 from octavo_torch.moe.parallel.payload import encode
-from octavo_torch.moe.parallel.places import Leaving, bounded, leaving, returning
+from octavo_torch.moe.parallel.places import Leaving, Returning, bounded, leaving, returning
 from octavo_torch.moe.permutation_autograd import Places
-from octavo_torch.quantizers.plans import Names
 
 
 class Underway(NamedTuple):
-    """S tokens of all ranks, in the ranks' order, on their way to this rank's experts. Each part is asked for once, and
-    choices first.
+    """S tokens of all ranks, in the ranks' order, on their way to this rank's experts.
+
+    `choices` is called once, and then `tokens` once.
 
     choices   waits for int64 [S, k], numbers of this rank's experts, -1 for choices of other ranks and in places
               without a token; and for weights, fp32 [S, k]
@@ -47,20 +48,26 @@ class Journey:
     without, the first message is read and the others hold what there is.
 
     rows   that this rank's experts have at most, from `away` on; buffers hold one more, which is nobody's
+
+    In the words of other libraries `away` and `away_gradient` dispatch, `home` and `home_weights` combine.
     """
 
-    def __init__(self, group: ExpertGroup, exchange: Exchange, signature: Signature, backend: Names) -> None:
+    def __init__(self, group: ExpertGroup, exchange: Exchange, signature: Signature, backend: BackendNames) -> None:
         self._group, self._exchange, self._signature, self._backend = group, exchange, signature, backend
-        self._bounds: Bounds | None = None
-        self._carrier: Carrier
         self._tokens = self._pair_rows = EQUAL
         self._header: Tensor | None = None
         self._counted = False
         self.rows = 0
+        # set by `away`
+        self._bounds: Bounds | None = None
+        self._leaving: Leaving
+        self._carrier: Carrier
+        self._own: Tensor  # the header that this rank has sent, or would have
+        self._returning: Returning  # where rows come back one by one
 
     def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Underway:
-        """Starts tokens [T, K], weights [T, k] and choices [T, k] among all experts on their way to where their experts
-        are. Choices go ahead: rows have their places before tokens are there."""
+        """Starts sending tokens x [T, K], weights [T, k] and choices [T, k], numbers among all experts, to the experts'
+        ranks. Choices go ahead, so that rows have their places before the tokens arrive."""
         group, k = self._group, choices.shape[1]
         self._bounds = self._exchange.bounds(x.shape[0], k, group.ranks)
         by_row = self._exchange.returns == "rows"
@@ -103,7 +110,8 @@ class Journey:
         return sizes, Places(order, position, routed)
 
     def home(self, moves: Moves, rows: Tensor, places: Places, /) -> Callable[[], Tensor]:
-        """Starts the experts' rows [M, N] on their way back; what is returned waits for them and gives sums [T, N]."""
+        """Starts sending the experts' rows [M, N] back. The function that is returned waits for those of this rank's
+        tokens, and gives their sums [T, N]."""
         leaves = self._leaving
         if self._exchange.returns == "sums":
             sums = moves.combine_rows(rows, places.position, places.routed, None)
@@ -120,15 +128,15 @@ class Journey:
         return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), row, leaves.kept, None)
 
     def away_gradient(self, dy: Tensor, /) -> Callable[[], Tensor]:
-        """Starts dy [T, N] on its way to where its tokens are; what is returned waits for [S, N], which the caller
-        reads before the next message."""
+        """Starts sending dy [T, N] to the ranks that have the tokens' experts. The function that is returned waits for
+        what arrives here, [S, N], which the caller has to read before the next message."""
         encoded = encode(dy, self._exchange.travels_as, "dy", self._backend)
         message = [Outgoing(plane, self._leaving.senders) for plane in encoded.planes]
         delivery = self._carrier.send("gradients", "away", message, self._tokens)
         return lambda: encoded.decode(delivery.rest(), self._backend)
 
     def home_weights(self, dweights: Tensor, /) -> Tensor:
-        """The gradient of the arrived choices' weights, fp32 [S, k], back: [T, k]."""
+        """Sends the gradient of the arrived choices' weights, fp32 [S, k], back; returns this rank's, [T, k]."""
         message = [Outgoing(dweights)]
         (arrived,) = self._carrier.send("the weights' gradients", "away", message, self._tokens.back()).rest()
         k = dweights.shape[1]
@@ -138,8 +146,10 @@ class Journey:
     # ---- what ranks agree on
 
     def _agree(self, device: torch.device) -> list[Outgoing]:
-        """The carrier and the shares of this call, after reading what came where either depends on it; and what goes
-        along with the tokens, because it did not go ahead."""
+        """Sets this call's carrier and shares; unless they are known, it reads on the host what other ranks have sent.
+
+        Returns the header where it has not been sent yet and travels with the tokens.
+        """
         group, signature, bounds, leaves = self._group, self._signature, self._bounds, self._leaving
         known = agreements(group)
         agreed = None if bounds is None else known.get(signature)
@@ -187,18 +197,19 @@ class Journey:
         self._leaving = leaves._replace(senders=leaves.senders[: sum(row[-2] for row in sent)])
 
     def _compare(self, header: Tensor) -> None:
-        """Sets the flag that check_errors reads where a rank makes another call of those that were agreed on."""
+        """Sets the flag that check_errors reads where the header that came is of another call than this rank's: both
+        calls had been agreed on before, so no rank reads headers on the host."""
         flag_disagreement((header != self._own).any(1))
 
     def _explain_failure(self) -> None:
-        """ExchangeError with what a rank was called otherwise, where that is why the others' buffers did not come."""
+        """ExchangeError with the arguments that differ between ranks, where that is why a message did not arrive."""
         if self._header is not None and not is_capturing():
             check_agreement(self._group, self._signature, self._header[:, :-2].tolist())
 
     # ---- choices
 
     def _choices_that_leave(self, choices: Tensor, weights: Tensor) -> Tensor:
-        """int32 [n, 2 k]: those of each token that is sent, and their weights' bits."""
+        """int32 [n, 2 k]: the choices of each token that is sent, and the bits of their weights as fp32."""
         leaves = self._leaving
         kept = torch.where(leaves.kept, choices, -1)
         both = torch.cat((kept.to(torch.int32), weights.float().view(torch.int32)), 1)[leaves.senders]
@@ -213,7 +224,10 @@ class Journey:
         return self._bounds is not None and self._bounds.pairs < tokens * k
 
     def _count_left_out(self, of_rows: Tensor | None) -> None:
-        """Adds what found no room, int64 [1] or None of this rank's experts' rows, to what can be read later."""
+        """Sets the flag and adds to the counter of choices that found no room.
+
+        of_rows   int64 [1], how many of them at this rank's experts; None where all had room there
+        """
         count = None if self._bounds is None else of_rows
         if self._bounds is not None and self._may_leave_out():
             assert self._leaving.row_counts is not None  # because it is bounded

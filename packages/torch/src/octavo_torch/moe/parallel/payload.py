@@ -10,10 +10,10 @@ from torch import Tensor
 
 from octavo import GroupedTensorSpec, Recipe
 from octavo.quantizer import Operand
+from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.moe.parallel.options import payload_spec
 from octavo_torch.quantizers.functional import dequantize, quantize
-from octavo_torch.quantizers.plans import Names
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Encoded:
     dtype: torch.dtype
     scales: tuple[int, ...] = ()
 
-    def decode(self, planes: list[Tensor], backend: Names) -> Tensor:
+    def decode(self, planes: list[Tensor], backend: BackendNames) -> Tensor:
         """The tokens [S, K] that arrived as `planes`, each value rounded once to their dtype."""
         if self.spec is None:
             return planes[0]
@@ -48,7 +48,7 @@ class Encoded:
         return dequantize(arrived, backend=backend).clamp_(-largest, largest).to(torch.float16)
 
 
-def encode(tokens: Tensor, payload: Recipe | None, operand: Operand, backend: Names) -> Encoded:
+def encode(tokens: Tensor, payload: Recipe | None, operand: Operand, backend: BackendNames) -> Encoded:
     """`tokens` [T, K] as they travel with this payload."""
     if payload is None:
         return Encoded((tokens,), None, tokens.dtype)

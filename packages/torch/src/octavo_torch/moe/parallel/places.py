@@ -18,14 +18,15 @@ from octavo_torch.moe.parallel.options import Bounds
 class Leaving(NamedTuple):
     """What this rank's tokens send; T tokens with k choices, N ranks.
 
-    kept           bool [T, k], the choices that go to some rank
-    first          bool [T, k], of these the first of a token at its rank
-    slot           int64 [T, k], the token's place at the choice's rank, among all that this rank sends
-    row            int64 [T, k], likewise the place of the choice's row; None where rows are neither sent nor bounded
+    kept           bool [T, k], the choices that are sent to a rank
+    first          bool [T, k], of these the first choice of its token at its rank
+    slot           int64 [T, k], where the choice's token is in the message to all ranks
+    row            int64 [T, k], where the choice's row is in the message that comes back; None where results come back
+                   as sums and static buffers hold all choices
     token_counts   int64 [N], tokens for each rank
     row_counts     int64 [N], rows for each rank; None where there is no `row`
-    senders        int64, the tokens that are sent in their order, and any others after them or in empty places
-    filled         bool, whether a place is; None: all are but the last ones
+    senders        int64, for each place of the message the number of its token; 0 where it has none
+    filled         bool, whether a place has a token; None: the first places do, as many as `token_counts` has in all
     """
 
     kept: Tensor
@@ -39,9 +40,9 @@ class Leaving(NamedTuple):
 
 
 def leaving(choices: Tensor, experts: int, ranks: int, bounds: Bounds | None, rows: bool = True) -> Leaving:
-    """Where choices [T, k] of `ranks` times `experts` experts go. Choices past bounds.pairs stay at home.
+    """Where choices [T, k] go, of `experts` experts on each of `ranks` ranks. Choices past bounds.pairs stay at home.
 
-    rows   places of rows are needed, because rows come back one by one
+    rows   whether rows come back one by one, so that `Leaving.row` is needed
     """
     tokens, k = choices.shape
     owner = choices.to(torch.int64).div(experts, rounding_mode="floor")
@@ -70,14 +71,21 @@ def leaving(choices: Tensor, experts: int, ranks: int, bounds: Bounds | None, ro
 
 
 class Returning(NamedTuple):
-    """Which rows this rank's experts send back: numbers of the arrived choices, and whether there is one at a place."""
+    """Which rows this rank's experts send back.
+
+    choices   int64, for each place of the message the number of the arrived choice whose row is there
+    filled    bool, whether a place has a row; None: all have
+    """
 
     choices: Tensor
     filled: Tensor | None
 
 
 def returning(local: Tensor, experts: int, ranks: int, bounds: Bounds | None, rows: int) -> Returning:
-    """Rows of the choices `local` [S, k] that are of this rank's experts; without bounds there are `rows` of them."""
+    """The rows of those of the choices `local` [S, k] that are of this rank's experts.
+
+    rows   how many these are, where there are no bounds
+    """
     here = (local >= 0) & (local < experts)
     numbers = torch.arange(local.numel(), device=local.device)
     if bounds is None:
@@ -92,10 +100,10 @@ def returning(local: Tensor, experts: int, ranks: int, bounds: Bounds | None, ro
 def bounded(
     sizes: Tensor, order: Tensor, position: Tensor, routed: Tensor, rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """What a route returned for `rows` rows and a spare one; and how many choices found no room, int64 [1], or None.
+    """What `route` returned, cut to `rows` rows and a spare one; and how many choices found no room, int64 [1] or None.
 
-    The last rows of the highest experts are left out. Choices that are nowhere have rows past the sum of the sizes, of
-    which the spare one is that of many.
+    The last rows of the highest experts are left out. Choices of no expert here have rows past the sum of the sizes;
+    those for which `rows` rows are too few share the spare one with what was left out.
     """
     if order.shape[0] <= rows:
         return sizes, order, position, routed, None
@@ -109,9 +117,10 @@ def bounded(
 
 
 def _places(real: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
-    """int64 [N, n]: of each real one of bool [N, n] its place, run after run, and [N], how many each run has.
+    """Places for the true elements of `real`, bool [N, n]: int64 [N, n], counted row after row; and how many true
+    elements each row has, int64 [N].
 
-    capacity   places of each run; None: as many as it has
+    capacity   places that each row of `real` gets; None: as many as it has true elements
     """
     runs, length = real.shape
     # one running count over all: that of a few long rows is many times slower
@@ -125,11 +134,11 @@ def _places(real: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _filled(counts: Tensor, capacity: int) -> Tensor:
-    """bool [N * capacity]: each rank's first places, as many as its count says."""
+    """bool [N * capacity]: true for the first places of each rank, as many as `counts` says."""
     return (torch.arange(capacity, device=counts.device) < counts[:, None]).view(-1)
 
 
 def _placed(values: Tensor, places: Tensor, real: Tensor, count: int) -> Tensor:
-    """int64 [count]: the values at their places where they are real, 0 elsewhere."""
+    """int64 [count]: each value at its place where `real` is true; 0 at places without one."""
     table = values.new_zeros(count + 1)
     return table.scatter_(0, torch.where(real, places, count).view(-1), values.reshape(-1))[:count]

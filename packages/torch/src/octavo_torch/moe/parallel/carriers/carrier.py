@@ -12,8 +12,10 @@ Way = Literal["away", "home"]
 
 
 class Delivery(Protocol):
-    """What the other ranks have sent: planes [m, w], in the ranks' order. Each part is asked for once, what was sent
-    ahead first, and the stream waits for it where it has to."""
+    """What the other ranks have sent: planes [m, w], rows in the order of the ranks.
+
+    `ahead` is called once, if at all, and then `rest` once; the caller's stream waits for what they return.
+    """
 
     def ahead(self) -> list[Tensor]:
         """The planes that were sent ahead."""
@@ -23,7 +25,7 @@ class Delivery(Protocol):
 
 
 class Shares(NamedTuple):
-    """Rows that come from each rank, and rows that go to each; None: as many for every rank."""
+    """How many rows come from each rank, and how many go to each; None: the same number for every rank."""
 
     received: list[int] | None = None
     sent: list[int] | None = None
@@ -37,9 +39,9 @@ EQUAL = Shares()
 
 
 class Outgoing(NamedTuple):
-    """A plane of a message: [n, w] of any dtype, in the order of the ranks that its rows are for.
+    """A plane of a message: [n, w] of any dtype, its rows in the order of the ranks that they are for.
 
-    senders   int64 [m], where the rows have another order or number: those that are sent
+    senders   int64 [m], the rows to send, where these are not all rows of the plane in their order
     """
 
     plane: Tensor
@@ -49,12 +51,14 @@ class Outgoing(NamedTuple):
 class Carrier(Protocol):
     """Every rank sends the same messages in the same order.
 
-    lends   what is delivered lies in memory that the next message may write: it is read by operations that are called
-            before that one is sent, and what is kept is copied
+    lends   whether the next message may overwrite what was delivered: then it has to be read by operations that are
+            called before that message is sent, and copied where it is kept
     """
 
     lends: bool
 
     def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
-        """Starts one message, of whose planes the first `ahead` can be read before the others have come; `what` is its
-        name in an error's."""
+        """Starts one message; of its planes the first `ahead` can be read before the others have arrived.
+
+        what   the name of the message in an error's text
+        """

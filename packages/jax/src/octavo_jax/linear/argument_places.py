@@ -1,4 +1,4 @@
-"""How the arguments of a layer are placed, as far as they say so, and what of them would have to move."""
+"""Where the arguments of a layer are, as far as that is known before XLA compiles, and which would have to move."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from octavo_registry import Weight
 UNKNOWN = "traced, so that its place is not known before XLA partitions the program"
 
 
-class Found(NamedTuple):
-    """placed: by argument, in words; misplaced: what has to move."""
+class ArgumentPlaces(NamedTuple):
+    """placed: where each argument is, in words; misplaced: what has to move before the layer can run."""
 
     placed: Mapping[str, str]
     misplaced: tuple[Move, ...]
@@ -37,7 +37,7 @@ class Found(NamedTuple):
         x: Array,
         kernel: Array,
         group_sizes: GroupSizes,
-    ) -> Found:
+    ) -> ArgumentPlaces:
         """Of the arguments of `octavo_jax.grouped_dense`."""
         arrays: dict[str, Any] = {"x": x, "kernel": kernel, "group_sizes": group_sizes}
         wanted: dict[str, PartitionSpec] = dict.fromkeys(arrays, specs.WHOLE)

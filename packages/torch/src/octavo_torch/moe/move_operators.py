@@ -1,7 +1,8 @@
-"""Routing, permuting and combining rows in torch's operations, used where no backend serves them.
+"""The operators of routing and of moves: their schemas for every backend, and the front end's own, composed in torch.
 
-octavo_registry.contract.moves has the calls. They are custom operators, so that bits do not depend on how a compiler
-orders sums, and all are gathers, so that no sum depends on an order of threads.
+octavo_registry.contract.moves has the calls. The front end's are used where no backend serves them. They are custom
+operators, so that bits do not depend on how a compiler orders sums, and each result gathers what it is made of, so that
+no sum depends on an order of threads.
 `order` [M], `position` [T, k] and `routed` [T, k] are those of permutation.Routing.
 """
 
@@ -133,8 +134,11 @@ CHOOSE_OPERATORS: Mapping[str, OperatorForm] = {
         lambda logits, *_: logits.new_empty(logits.shape),
     ),
 }
-"""The operators of a router, by the names of their operations; `rule_from` reads the last argument. No backend: the
-front end composes them of torch's own, which torch differentiates."""
+"""The operators of a router, by the names of their operations; `rule_from` reads the last argument.
+
+They have no implementation here: where no backend serves them, router.py computes the same in torch's own operations,
+which autograd differentiates.
+"""
 
 _define = Operators("octavo_torch").define
 

@@ -21,21 +21,21 @@ GemmFunction = TypeVar("GemmFunction", bound=Callable[..., Tensor])
 QuantizerFunction = TypeVar("QuantizerFunction", bound=Callable[..., object])
 
 
-def reading_turned(run: GemmFunction) -> GemmFunction:
+def reading_transposed(run: GemmFunction) -> GemmFunction:
     """`run`, fprop or dgrad of a weight [G, K, N], of one [G, N, K]; codes are those of the matrices in memory."""
 
     @wraps(run)
-    def turned(rows: Operand, w: Operand, sizes: Sizes, /, **how: object) -> Tensor:
+    def transposed(rows: Operand, w: Operand, sizes: Sizes, /, **how: object) -> Tensor:
         return run(rows, w.mT if isinstance(w, Tensor) else w, sizes, **how)
 
-    return cast(GemmFunction, turned)
+    return cast(GemmFunction, transposed)
 
 
-def writing_turned(run: GemmFunction) -> GemmFunction:
+def writing_transposed(run: GemmFunction) -> GemmFunction:
     """`run`, wgrad to [G, K, N], to [G, N, K]: a view of what it returns, or the caller's `out`."""
 
     @wraps(run)
-    def turned(
+    def transposed(
         x: Operand, dy: Operand, sizes: Sizes, /, *, out: Tensor | None = None, accumulate: bool = False
     ) -> Tensor:
         if out is None:
@@ -43,14 +43,14 @@ def writing_turned(run: GemmFunction) -> GemmFunction:
         run(x, dy, sizes, out=out.mT, accumulate=accumulate)
         return out
 
-    return cast(GemmFunction, turned)
+    return cast(GemmFunction, transposed)
 
 
-def quantizing_turned(run: QuantizerFunction) -> QuantizerFunction:
+def quantizing_transposed(run: QuantizerFunction) -> QuantizerFunction:
     """`run`, a quantizer of matrices [G, K, N] in any of its forms, of a weight [G, N, K]."""
 
     @wraps(run)
-    def turned(w: Tensor, sizes: None = None, /, **how: object) -> object:
+    def transposed(w: Tensor, sizes: None = None, /, **how: object) -> object:
         return run(w.mT, sizes, **how)
 
-    return cast(QuantizerFunction, turned)
+    return cast(QuantizerFunction, transposed)

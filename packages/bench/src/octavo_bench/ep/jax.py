@@ -1,4 +1,4 @@
-"""The work of `octavo bench ep`: a MoE block on one device, and with its experts spread over several."""
+"""The work of `octavo bench ep --framework jax`: a MoE block on one device, and with its experts over several."""
 
 from __future__ import annotations
 
