@@ -147,6 +147,21 @@ def test_half_precision_inputs(dtype: str, rng: np.random.Generator) -> None:
         assert_same(quantize(BRIDGE.from_numpy(x), SPECS[name], [20, 0, 25]), expected, name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_torch_changes_no_bit(dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """Nothing on the way is made in torch's default dtype: fp16 had infinite factors for stochastic rounding."""
+    x, sizes = rng.standard_normal((40, 48)).astype(np.float32), np.array([13, 0, 20])
+    for name, spec in SPECS.items():
+        given = arguments(spec, len(sizes), rng)
+        expected, ours = octavo_numerics.quantize(x, spec, sizes, **given), for_torch(given)
+        torch.set_default_dtype(dtype)
+        try:
+            q = quantize(torch.from_numpy(x), spec, torch.from_numpy(sizes), **ours)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert_same(q, expected, name)
+
+
 @pytest.mark.parametrize("seed", [0, -1, (1 << 64) - 1, 1 << 63, (1 << 70) + 5])
 def test_seeds_are_taken_modulo_two_to_the_64(seed: int, rng: np.random.Generator) -> None:
     """An integer and an int64 scalar tensor of the same bits draw the same random bits."""

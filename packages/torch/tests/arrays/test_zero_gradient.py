@@ -106,6 +106,7 @@ CHANGES: dict[str, Callable[[nn.Parameter], Any]] = {
     "foreach": lambda p: torch._foreach_add_([p.grad], [p.detach()]),
     "out": lambda p: torch.mul(p.detach(), 2, out=p.grad),
     "numpy": lambda p: p.grad.numpy().fill(3),  # type: ignore[union-attr]
+    "dlpack": lambda p: torch.from_dlpack(p.grad).fill_(3),
     "clipped": lambda p: nn.utils.clip_grad_norm_([p], 1.0),
     "clipped by value": lambda p: nn.utils.clip_grad_value_([p], 1.0),
     "zeroed": lambda p: torch.optim.SGD([p]).zero_grad(set_to_none=False),

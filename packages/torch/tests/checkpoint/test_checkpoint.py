@@ -55,6 +55,19 @@ def test_tied_weights(tmp_path: Path, quantized: bool) -> None:
         assert torch.equal(other[name](torch.ones(M, K, dtype=torch.bfloat16), SIZES), wanted)
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8-delayed"])
+@pytest.mark.parametrize("layer", [GroupedLinear, GroupedMLP])
+def test_parameters_of_groups_are_values_in_a_file_of_codes(layer: Any, recipe: str, tmp_path: Path) -> None:
+    """weight1 and weight2 are experts of GroupedLinear, and layers of GroupedMLP: as codes the former were in a file
+    that nothing could load."""
+    made, other = (layer(G, K, F, recipe=RECIPES[recipe], per_group_parameters={"weight"}, bias=True) for _ in range(2))
+    save_checkpoint(made, tmp_path / "parted", quantized=True)
+    assert set(arrays(tmp_path / "parted")) == set(made.state_dict())
+    load_checkpoint(other, tmp_path / "parted")
+    x = torch.randn(M, K)
+    assert torch.equal(other(x, SIZES), made(x, SIZES))
+
+
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     """One line that names it; nothing is left behind."""
     with pytest.raises(ValueError, match=r"path is '.*absent/file' and cannot be written: .*; give one that can"):

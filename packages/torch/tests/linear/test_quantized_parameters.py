@@ -132,6 +132,32 @@ def test_compiled_in_one_graph(rng: np.random.Generator) -> None:
     check_equal([y, leaf.grad, coded.weight.grad], wanted)
 
 
+def test_memory_that_it_has_not_is_never_given_away(rng: np.random.Generator) -> None:
+    """The planes are what processes share and what another weight's `data` replaces; values are refused, where torch
+    read from no address or changed shape and dtype alone."""
+    one, other = (both("GroupedLinear", "fp8-block")[0] for _ in range(2))
+    x = torch.randn(M, K, dtype=torch.bfloat16)
+    y = one(x, SIZES)
+    assert not one.weight.is_shared()
+    assert one.share_memory().weight.is_shared()
+    assert torch.equal(one(x, SIZES), y)
+
+    values, empty = torch.zeros(G * F * K), octavo_torch.dequantize(one.weight.codes)
+    for attempt in (
+        lambda: setattr(one.weight, "data", empty),
+        lambda: nn.utils.vector_to_parameters(values, one.parameters()),
+        lambda: one.to_empty(device="cpu"),
+        lambda: np.from_dlpack(one.weight.detach()),
+    ):
+        with pytest.raises(ValueError, match=r"on a weight that is codes of recipe block alone; give it to a grouped"):
+            attempt()
+    assert torch.equal(one(x, SIZES), y)
+
+    one.weight.data = other.half().weight.data
+    assert one.weight.dtype is torch.float16
+    assert torch.equal(one(x.half(), SIZES), other(x.half(), SIZES))
+
+
 def test_modules_with_another_recipe_keep_values() -> None:
     """The context speaks of modules with its recipe alone; outside nothing has changed."""
     with quantized_parameters("mxfp8"):

@@ -190,6 +190,12 @@ def test_copies_files_and_graphs(pair: Any, rng: np.random.Generator) -> None:
     assert torch.equal(loaded.blocks, module.weight1.blocks)
     assert torch.equal(loaded.scales, module.weight1.scales)
     assert (loaded.interleave, loaded.recipe) == (module.weight1.interleave, module.weight1.recipe)
+    assert twin.share_memory().weight1.is_shared()
+    assert all(map(torch.equal, passed(twin, x, dy), wanted))
+    twin.weight1.blocks.zero_()
+    twin.weight1.data = loaded.data
+    assert torch.equal(twin.weight1.blocks, module.weight1.blocks)
+    twin.weight1 = copy.deepcopy(module.weight1)
     twin.weight1.blocks.zero_()
     twin.load_state_dict(module.state_dict())
     assert torch.equal(twin.weight1.blocks, module.weight1.blocks)
@@ -219,7 +225,10 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator, tmp_path: Path) 
     for given, message in wrong:
         with pytest.raises(ValueError, match=message):
             PackedWeight(*given)
-    for function in (lambda: weight + 1, lambda: torch.cat([weight]), lambda: weight.float().sum()):
+    for function in (
+        lambda: weight + 1, lambda: torch.cat([weight]), lambda: weight.float().sum(), lambda: np.from_dlpack(weight),
+        lambda: setattr(weight, "data", weight.dequantize()),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=r"that is MXFP4 alone; give it to a GroupedMLP"):
             function()
     with pytest.raises(ValueError, match="that is MXFP4 alone"):

@@ -338,6 +338,26 @@ def test_groups_closures_names_and_schedulers(rng: np.random.Generator) -> None:
         optimizer.step()
 
 
+def test_counts_and_norms_are_fp32_whatever_torchs_default_dtype() -> None:
+    """A saved count that is a number, and the norm of no gradients: in bf16 257 steps would be 256."""
+    leaf = nn.Parameter(torch.ones(3))
+    theirs = torch.optim.AdamW([leaf])
+    leaf.grad = torch.ones(3)
+    theirs.step()
+    saved = theirs.state_dict()
+    saved["state"][0]["step"] = 257
+    ours = AdamW([leaf])
+    leaf.grad = None
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        ours.load_state_dict(saved)
+        norm = ours.clip_grad_norm_(1.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert ours.state[leaf]["step"].item() == 257
+    assert norm.dtype is torch.float32
+
+
 def test_gradients_that_are_not_finite_go_through(rng: np.random.Generator) -> None:
     """As in torch.optim.AdamW the element is NaN, with 8-bit moments its block of 128; nothing is hidden."""
     wide, narrow = nn.Parameter(torch.randn(2, 300)), nn.Parameter(torch.randn(2, 300))

@@ -72,8 +72,9 @@ def _stochastic_code(magnitude: Tensor, random: Tensor) -> Tensor:
     low = torch.where(magnitude < 1.0, (magnitude * 2.0).to(torch.int32), (bits >> 22) - 252)
     low = low.clamp_(0, 7)  # a poisoned element's NaN is overwritten by the caller, its index must stay in bounds
     floor = table[low]
-    # 2^16 / (hi - lo) is exact: steps are 0.5, 1 and 2
-    inverse_step = torch.where(low < 4, 131072.0, torch.where(low < 6, 65536.0, 32768.0))
+    # 2^16 / (hi - lo) is exact: steps are 0.5, 1 and 2. torch.where of numbers has torch's default dtype, which may be
+    # float16, where these are infinite
+    inverse_step = torch.full_like(magnitude, 32768.0).masked_fill_(low < 6, 65536.0).masked_fill_(low < 4, 131072.0)
     fraction = ((magnitude - floor) * inverse_step).nan_to_num_(0.0).to(torch.int32)
     return low + ((fraction + random) >= 65536).to(torch.int32)
 

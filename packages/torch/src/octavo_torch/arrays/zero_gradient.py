@@ -112,6 +112,10 @@ class ZeroGradient(torch.Tensor):
         """A view of the tensor in full size."""
         return self._written().numpy(force=force)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        """A view of the tensor in full size, which whoever asks may write."""
+        return self._written().__dlpack__(**options)
+
     def tolist(self) -> Any:
         """The values."""
         return self._read().tolist()

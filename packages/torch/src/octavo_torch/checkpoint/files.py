@@ -35,7 +35,8 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
     """Write the state dict of `module` and its recipes to one safetensors file. Needs the package safetensors.
 
     quantized   write weights of grouped layers as the codes and scales that the next forward reads, not as values;
-                weights that are already codes are always written unchanged
+                weights that are already codes are always written unchanged, and those of a layer with one parameter
+                per group as values
 
     Tensors that share memory, as tied weights do, are written once under each of their names.
     Raises ValueError for PackedWeights, and for sharded parameters: save the latter and `recipe_state` with
@@ -149,10 +150,14 @@ def _plain_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, RecipeModule, str, int]]:
-    """Full name, layer, name in the layer and number in the layer of every weight [G, N, K] of a grouped layer."""
+    """Full name, layer, name in the layer and number in the layer of every weight [G, N, K] of a grouped layer.
+
+    None of a layer with a parameter per group, whose second and third are called weight1 and weight2 in GroupedLinear.
+    """
     for prefix, layer in recipe_layers(module).items():
         for parameter, number in (("weight", 0), ("weight1", 0), ("weight2", 1)):
-            if layer._parameters.get(parameter) is not None:
+            own = parameter in layer._shapes and not layer.is_per_group(parameter)
+            if own and layer._parameters.get(parameter) is not None:
                 yield f"{prefix}.{parameter}" if prefix else parameter, layer, parameter, number
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from octavo_torch.arrays.interleaving import check_stored_interleave, to_halves
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
+from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.quantizers.functional import quantize
 
@@ -39,7 +40,7 @@ _Facts = tuple[GroupedTensorSpec, Recipe, torch.dtype, int, tuple[tuple[str, str
 """What compilers keep of a CodedWeight in addition to its planes."""
 
 
-class CodedWeight(torch.Tensor):
+class CodedWeight(Valueless):
     """Weights [G, N, K] as codes alone, with shape, dtype and device of the values that they stand for.
 
     It may be a parameter: `grouped_linear`, `grouped_mlp` and their modules take it in the weight's place, and a
@@ -54,6 +55,7 @@ class CodedWeight(torch.Tensor):
     interleave  as QuantizedWeight has it
     """
 
+    _facts: ClassVar = ("codes", "recipe", "layouts", "interleave", "_first")
     codes: GroupedTensor
     recipe: Recipe
     layouts: tuple[str, str]
@@ -104,8 +106,12 @@ class CodedWeight(torch.Tensor):
             weight._write(func(values, *args[1:], **options))
             return weight
         own = next(value for value in pytree.tree_leaves((args, options)) if isinstance(value, cls))
-        raise ValueError(
-            f"{func} was called on a weight that is codes of recipe {own.recipe.kind} alone; give it to a grouped "
+        raise own._without_values(f"{func} was called on")
+
+    def _without_values(self, what: str) -> ValueError:
+        """The error of what would need values."""
+        return ValueError(
+            f"{what} a weight that is codes of recipe {self.recipe.kind} alone; give it to a grouped "
             "layer, take values from octavo_torch.dequantize(weight.codes), give it new ones by weight.copy_(values), "
             "or have an optimizer step the values of octavo_torch.MasterWeights"
         )

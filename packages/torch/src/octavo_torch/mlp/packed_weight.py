@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from octavo_torch.arithmetic.casts import e2m1_table, e8m0_to_float
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import check_stored_interleave, from_halves
+from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layer import layer_for
@@ -30,7 +31,7 @@ _COPIES = {_aten.clone.default, _aten._to_copy.default}
 _Facts = tuple[Recipe, torch.dtype, int]
 
 
-class PackedWeight(torch.Tensor):
+class PackedWeight(Valueless):
     """Weights [G, N, K] as MXFP4 alone, with shape, dtype and device of the values that they stand for.
 
     A frozen parameter of GroupedMLP and MoE, as `load_experts(weights="packed")` makes it, or of experts of
@@ -46,6 +47,7 @@ class PackedWeight(torch.Tensor):
                 first. 0: none do
     """
 
+    _facts: ClassVar = ("recipe", "interleave")
     blocks: Tensor
     scales: Tensor
     recipe: Recipe
@@ -97,8 +99,11 @@ class PackedWeight(torch.Tensor):
                 weight._write(args[1])
                 return weight
         own = next(value for value in pytree.tree_leaves((args, options)) if isinstance(value, cls))
-        raise ValueError(
-            f"{func} was called on a weight {list(own.shape)} that is MXFP4 alone; give it to a GroupedMLP or a MoE, "
+        raise own._without_values(f"{func} was called on")
+
+    def _without_values(self, what: str) -> ValueError:
+        return ValueError(
+            f"{what} a weight {list(self.shape)} that is MXFP4 alone; give it to a GroupedMLP or a MoE, "
             "or take values from weight.dequantize()"
         )
 

@@ -148,7 +148,7 @@ class AdamW(Optimizer):
         gradients = self.gradients()
         norms = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float32) for grad in gradients]
         if not norms:
-            return torch.zeros(())
+            return torch.zeros((), dtype=torch.float32)
         norm: Tensor = torch.linalg.vector_norm(torch.stack([each.to(norms[0].device) for each in norms]), norm_type)
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for grad in gradients:

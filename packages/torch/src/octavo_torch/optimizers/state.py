@@ -96,7 +96,7 @@ def checked_entry(name: str, saved: object, present: State) -> State | None:
         )
     entry = dict(saved)
     if isinstance(entry["step"], int | float) and not isinstance(entry["step"], bool):
-        entry["step"] = torch.tensor(float(entry["step"]))
+        entry["step"] = torch.tensor(float(entry["step"]), dtype=torch.float32)
     for key, value in present.items():
         _check_like(f"state_dict's {key} of {name}", entry[key], value)
     step = float(entry["step"])
