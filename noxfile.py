@@ -349,7 +349,6 @@ def bench(session: nox.Session) -> None:
     session.run("pytest", "--benchmark-only", "-o", "python_files=bench_*.py", *files, *session.posargs)
 
 
-KERNELS_RUN = (sys.executable, "native/tests/sanitize.py")
 SANITIZERS = {  # tool of compute-sanitizer: arguments of native/tests/sanitize.py
     "memcheck": (),
     "racecheck": (),
@@ -362,9 +361,9 @@ SANITIZERS = {  # tool of compute-sanitizer: arguments of native/tests/sanitize.
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device, in the environment that runs nox: drivers and frameworks are its own.
 
-    The kernels' tests, the native plugins' CUDA tests and the conformance suite on every installed backend, one after
-    the other; beside them, where compute-sanitizer is on PATH, its tools over every kernel. A part that fails does not
-    keep the others from running. Positional arguments choose backends.
+    The kernels' tests, the native plugins' CUDA tests, the conformance suite on every installed backend, then the
+    tools of compute-sanitizer over every kernel, all at a time, where it is on PATH. A part that fails does not keep
+    the others from running. Positional arguments choose backends.
     """
     # a file of CUDA tests alone has it in its name, a test of both devices in its parameters
     of_cuda = ("native", "packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native")
@@ -375,45 +374,45 @@ def gpu(session: nox.Session) -> None:
     here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name not in INTERPRETED]
     suite = ("--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend")
     parts |= {f"conformance({backend})": _pytest_on_gpu(*suite, backend) for backend in session.posargs or here}
-    parts["sanitize.py"] = KERNELS_RUN
+    everything = (sys.executable, "native/tests/sanitize.py")
+    parts["sanitize.py"] = everything
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # one process would take the memory of all
-    failed: list[str] = []
-    logs = Path(session.create_tmp()).resolve()
+    failed = []
+    for name, command in parts.items():
+        try:
+            session.run(*command, env=shared, external=True)
+        except CommandFailed:
+            failed.append(name)
     if shutil.which("compute-sanitizer") is None:
         session.warn("compute-sanitizer is not on PATH, so its four tools do not run; it comes with the CUDA toolkit")
-        tools = {}
     else:
-        tools = {tool: _under_sanitizer(tool, logs / tool) for tool in SANITIZERS}
-    try:
-        for name, command in parts.items():
-            try:
-                session.run(*command, env=shared, external=True)
-            except CommandFailed:
-                failed.append(name)
-        for tool, process in tools.items():
-            failed += [tool] if process.wait() else []
-            session.log(f"{tool}\n{(logs / tool).read_text(errors='replace')}")
-    finally:
-        for process in tools.values():
-            process.kill()
+        failed += _sanitize(session, everything)
     if failed:
         session.error(f"failed: {', '.join(failed)}")
 
 
-def _under_sanitizer(tool: str, log: Path) -> subprocess.Popen[bytes]:
-    """Every kernel under a tool of compute-sanitizer, which ends with another code than 0 if it found something."""
-    watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
-    with log.open("w") as output:
-        return subprocess.Popen((*watch, *KERNELS_RUN, *SANITIZERS[tool]), cwd=ROOT, stdout=output, stderr=output)
+def _sanitize(session: nox.Session, everything: tuple[str, ...]) -> list[str]:
+    """The tools of compute-sanitizer that found something, each in a process of its own beside the others."""
+
+    def run(tool: str) -> tuple[str, int]:
+        watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
+        command = (*watch, *everything, *SANITIZERS[tool])
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        session.log(f"{' '.join(command)}\n{done.stdout}")
+        return tool, done.returncode
+
+    with ThreadPoolExecutor(len(SANITIZERS)) as pool:
+        return [tool for tool, code in pool.map(run, SANITIZERS) if code]
 
 
 def _pytest_on_gpu(*arguments: str) -> tuple[str, ...]:
-    """pytest with several processes on the GPU where pytest-xdist is installed: most of a test's time is its host's.
+    """pytest with six processes on the GPU where pytest-xdist is installed: most of a test's time is its host's.
 
     What frameworks of the environment warn of is told and no failure: their versions are not ours.
     """
-    processes = str(min(8, max(CORES // 2, 1)))  # sanitizers run beside them
-    workers = ("-n", processes, "--dist", "loadscope", "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
+    workers = ("-n", "6", "--dist", "loadscope", "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
     theirs = ("-W", "default::UserWarning", "-W", "default::DeprecationWarning", "-W", "default::FutureWarning")
     return (sys.executable, "-m", "pytest", *workers, *theirs, *arguments)
 
