@@ -25,7 +25,8 @@ MOST_ANY_LINES = 100
 # folders, at any depth. Modules of the package itself that are not listed are on top of everything.
 LEVELS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
-        *("memo", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad", "scaling", "quantizers"),
+        *("memo", "uncounted_steps", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad"),
+        *("scaling", "quantizers"),
         *("linear", "mlp", "moe", "lora", "distributed", "optimizers", "checkpoint", "reference", "adapters"),
     ),
     "octavo_jax": (

@@ -8,6 +8,7 @@ from typing import Self
 
 from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.uncounted_steps import watch
 
 _OUTDATED = -1
 """The version of a copy whose original was outdated: no tensor has it."""
@@ -44,3 +45,4 @@ class Versioned(ABC):
         self.__dict__.update(state)
         if self.version not in (None, _OUTDATED):
             self.version = version_of(self.made_of)
+            watch(filter(is_plain, leaves_of(self.made_of)))

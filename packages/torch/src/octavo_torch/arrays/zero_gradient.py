@@ -112,9 +112,9 @@ class ZeroGradient(torch.Tensor):
         """A view of the tensor in full size."""
         return self._written().numpy(force=force)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options: object) -> object:
         """A view of the tensor in full size, which whoever asks may write."""
-        return self._written().__dlpack__(**options)
+        return self._written().__dlpack__(**options)  # type: ignore[arg-type]
 
     def tolist(self) -> Any:
         """The values."""

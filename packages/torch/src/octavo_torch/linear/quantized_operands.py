@@ -16,6 +16,7 @@ from octavo_torch.arrays.operands import check_operands, check_weight
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of, version_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.compiler.transforms import GROUPS, Subject, without_derivative
 from octavo_torch.dispatch.layer import Layer, layer_for
 from octavo_torch.dispatch.recipes import recipe_of
@@ -30,6 +31,7 @@ from octavo_torch.quantizers.writing import mark_rewritten, replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule
 from octavo_torch.scaling.seeds import check_seed
+from octavo_torch.uncounted_steps import watch
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -63,7 +65,10 @@ def quantize_weight(
         w, recipe, seed=seed, state=state, backend=backend, interleave=interleave, out=out, unchanged=unchanged
     )
     own: Weights = w if isinstance(w, Tensor) else tuple(w)
-    version = None if _is_compiling() else version_of(own)
+    version = None
+    if not _is_compiling():
+        version = version_of(own)
+        watch(filter(is_plain, leaves_of(own)))
     if out is not None:
         out.version = version
         return out

@@ -6,6 +6,8 @@ import warnings
 
 from torch import Tensor, nn
 
+from octavo_torch.uncounted_steps import watch
+
 STEPS = 8
 """Changes of a weight without new scales after which nobody seems to compute any; fewer may be a choice."""
 
@@ -30,6 +32,7 @@ class UnusedAmax:
             return
         if scales._version != self.scales:
             self.scales, self.weight, self.steps = scales._version, weight._version, 0
+            watch([weight])
         elif weight._version != self.weight:
             self.weight = weight._version
             self.steps += 1
