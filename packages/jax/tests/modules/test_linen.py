@@ -179,6 +179,14 @@ def test_a_mutable_collection_threads_the_state(x: Any) -> None:
     assert state.x.history[0, 1] == 0
 
 
+def test_flaxs_jit_takes_a_recipe_that_was_used(x: Any) -> None:
+    """It hashes a module by walking through its fields, the recipe's own among them."""
+    plain: Any = octavo_linen.GroupedDense(G, N, recipe=DELAYED)
+    variables = plain.init(jax.random.key(0), x, SIZES)
+    jitted: Any = nn.jit(octavo_linen.GroupedDense)(G, N, recipe=DELAYED)
+    assert np.array_equal(jitted.apply(variables, x, SIZES), plain.apply(variables, x, SIZES))
+
+
 def test_two_calls_with_one_state_are_refused(x: Any) -> None:
     """JAX would add up the two states: within one apply whose collection is not mutable, and in two applies. Branches
     of which one is taken, calls without a derivative and those of a stopped gradient are none of it."""
