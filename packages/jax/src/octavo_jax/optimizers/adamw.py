@@ -13,6 +13,7 @@ import optax  # type: ignore[import-untyped]
 from jax import Array
 from jax.typing import DTypeLike
 
+from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
 from octavo_jax.optimizers.block_state import BlockState, decode, encode, zero_blocks
 from octavo_jax.optimizers.rounding import (
@@ -98,6 +99,7 @@ class AdamW:
 
     def init(self, params: Tree) -> AdamWState:
         """The state before the first step; ValueError for parameters of other dtypes than the three."""
+        known_to_flax(BlockState)
         paths, tree = _flattened(params)
         leaves = [self._new(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
         mu, nu, master = (tree.unflatten(part) for part in zip(*leaves, strict=True)) if leaves else (params,) * 3
