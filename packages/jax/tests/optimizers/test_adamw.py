@@ -212,3 +212,17 @@ def test_flax_writes_and_restores_moments_in_8_bits(rng: np.random.Generator) ->
     restored = serialization.from_bytes(rule.init(params), serialization.to_bytes(state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert jax.tree.all(jax.tree.map(same, rule.step(params, restored, params), rule.step(params, state, params)))
+
+
+def test_numbers_may_be_numpys(rng: np.random.Generator) -> None:
+    """A learning rate out of a sweep or a file is what a number of Python's is."""
+    numbers = {"learning_rate": 0.25, "b1": 0.5, "b2": 0.75, "eps": 0.125, "weight_decay": 0.0625}
+    params = drawn(rng, jnp.float32)
+    kinds: tuple[Any, ...] = (float, np.float32, np.array)
+    rules = [AdamW(**{name: kind(value) for name, value in numbers.items()}) for kind in kinds]
+    steps = [rule.step(params, rule.init(params), params) for rule in rules]
+    assert jax.tree.all(jax.tree.map(same, steps[0], steps[1]))
+    assert jax.tree.all(jax.tree.map(same, steps[0], steps[2]))
+    assert rules[0] == rules[1] == rules[2]
+    with pytest.raises(ValueError, match=r"eps is nan; give a finite number"):
+        AdamW(1e-3, eps=kinds[1]("nan"))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax  # type: ignore[import-untyped]
 from jax import Array
 from jax.typing import DTypeLike
@@ -79,6 +80,10 @@ class AdamW:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("learning_rate", "b1", "b2", "eps", "weight_decay"):
+            value = getattr(self, name)
+            if isinstance(value, np.generic | np.ndarray) and not value.ndim:  # numbers of numpy's
+                object.__setattr__(self, name, value.item())
         rate = self.learning_rate
         numbers: dict[str, Any] = {"eps": self.eps, "weight_decay": self.weight_decay}
         if not callable(rate) and not isinstance(rate, jax.Array):
