@@ -226,3 +226,12 @@ def test_numbers_may_be_numpys(rng: np.random.Generator) -> None:
     assert rules[0] == rules[1] == rules[2]
     with pytest.raises(ValueError, match=r"eps is nan; give a finite number"):
         AdamW(1e-3, eps=kinds[1]("nan"))
+
+
+def test_a_delayed_state_is_no_parameter() -> None:
+    """A step would subtract from scales and histories what is their new value; masked, it is left alone."""
+    params = {"kernel": jnp.ones((2, 3)), "state": octavo_jax.init_delayed("fp8-delayed", 2)}
+    with pytest.raises(ValueError, match=r"params\['state'\] is a DelayedState, whose gradient is its new value"):
+        AdamW(1e-3).init(params)
+    state = optax.masked(adamw(1e-3), {"kernel": True, "state": False}).init(params)
+    assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(), (2, 3), (2, 3)]
