@@ -142,3 +142,12 @@ def test_a_file_from_before_a_field_means_its_absence() -> None:
         MXFP8(products="bf16")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match=r"'folded' gives weights one scale for 128x128; leave square_weights"):
         MXFP8(products="folded", square_weights=True)
+
+
+def test_iterating_gives_the_fields_alone() -> None:
+    """Flax's `nn.jit` walks through what it iterates over: what a recipe computed and kept, itself too, has no end."""
+    used = MXFP8()
+    assert used.computed_as is used
+    assert used.fingerprint
+    assert not used.stochastic
+    assert dict(used) == dict(MXFP8()) == {name: getattr(used, name) for name in MXFP8.model_fields}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from operator import itemgetter
 from typing import Any, ClassVar, Self
 
@@ -46,6 +46,10 @@ class Schema(BaseModel):
             return super().model_copy(deep=deep)
         own = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**own | dict(update))
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Fields and their values. pydantic's gives what a value has computed and kept, too, which may be itself."""
+        yield from ((name, getattr(self, name)) for name in type(self).model_fields)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

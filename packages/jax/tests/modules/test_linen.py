@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax import serialization
 from jax.sharding import PartitionSpec as P
 
 import octavo
@@ -177,6 +178,29 @@ def test_a_mutable_collection_threads_the_state(x: Any) -> None:
     state = recorded[STATE_COLLECTION]["state"]
     assert state.x.history[0, 0] == 3 * np.abs(np.asarray(x))[:10].max()
     assert state.x.history[0, 1] == 0
+
+
+def test_flaxs_jit_takes_a_recipe_that_was_used(x: Any) -> None:
+    """It hashes a module by walking through its fields, the recipe's own among them."""
+    plain: Any = octavo_linen.GroupedDense(G, N, recipe=DELAYED)
+    variables = plain.init(jax.random.key(0), x, SIZES)
+    jitted: Any = nn.jit(octavo_linen.GroupedDense)(G, N, recipe=DELAYED)
+    assert np.array_equal(jitted.apply(variables, x, SIZES), plain.apply(variables, x, SIZES))
+
+
+def test_flax_writes_and_restores_the_state(x: Any) -> None:
+    """Bytes of variables with delayed scaling, whose state is a dataclass of its own kind, are those variables."""
+    module: Any = octavo_linen.GroupedDense(G, N, recipe=DELAYED)
+    variables = module.init(jax.random.key(0), x, SIZES)
+    variables = jax.tree.map(lambda a: jnp.arange(a.size, dtype=a.dtype).reshape(a.shape), variables)
+    target = jax.eval_shape(module.init, jax.random.key(0), x, SIZES)
+    restored = serialization.from_bytes(target, serialization.to_bytes(variables))
+    assert jax.tree.structure(restored) == jax.tree.structure(variables)
+    assert jax.tree.all(jax.tree.map(np.array_equal, restored, variables))
+    written = serialization.to_state_dict(variables[STATE_COLLECTION]["state"])
+    del written["grad"]
+    with pytest.raises(ValueError, match=r"state dict of a DelayedState has \['kernel', 'x'\]; give one"):
+        serialization.from_state_dict(target[STATE_COLLECTION]["state"], written)
 
 
 def test_two_calls_with_one_state_are_refused(x: Any) -> None:

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from flax import serialization
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import octavo_jax
@@ -202,3 +203,35 @@ def test_a_first_state_is_donated(state_bits: int) -> None:
     given, state = jax.tree.map(jnp.copy, params), rule.init(params)
     jax.jit(rule.step, donate_argnums=(1, 2))(params, state, given)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state, given)))
+
+
+def test_flax_writes_and_restores_moments_in_8_bits(rng: np.random.Generator) -> None:
+    """A state that `flax.serialization` wrote steps on with the same bits; the kind of a moment is the target's."""
+    rule, params = AdamW(1e-3, state_bits=8), drawn(rng, jnp.bfloat16)
+    params, state = rule.step(params, rule.init(params), params)
+    restored = serialization.from_bytes(rule.init(params), serialization.to_bytes(state))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    assert jax.tree.all(jax.tree.map(same, rule.step(params, restored, params), rule.step(params, state, params)))
+
+
+def test_numbers_may_be_numpys(rng: np.random.Generator) -> None:
+    """A learning rate out of a sweep or a file is what a number of Python's is."""
+    numbers = {"learning_rate": 0.25, "b1": 0.5, "b2": 0.75, "eps": 0.125, "weight_decay": 0.0625}
+    params = drawn(rng, jnp.float32)
+    kinds: tuple[Any, ...] = (float, np.float32, np.array)
+    rules = [AdamW(**{name: kind(value) for name, value in numbers.items()}) for kind in kinds]
+    steps = [rule.step(params, rule.init(params), params) for rule in rules]
+    assert jax.tree.all(jax.tree.map(same, steps[0], steps[1]))
+    assert jax.tree.all(jax.tree.map(same, steps[0], steps[2]))
+    assert rules[0] == rules[1] == rules[2]
+    with pytest.raises(ValueError, match=r"eps is nan; give a finite number"):
+        AdamW(1e-3, eps=kinds[1]("nan"))
+
+
+def test_a_delayed_state_is_no_parameter() -> None:
+    """A step would subtract from scales and histories what is their new value; masked, it is left alone."""
+    params = {"kernel": jnp.ones((2, 3)), "state": octavo_jax.init_delayed("fp8-delayed", 2)}
+    with pytest.raises(ValueError, match=r"params\['state'\] is a DelayedState, whose gradient is its new value"):
+        AdamW(1e-3).init(params)
+    state = optax.masked(adamw(1e-3), {"kernel": True, "state": False}).init(params)
+    assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(), (2, 3), (2, 3)]

@@ -200,6 +200,8 @@ def test_what_a_mesh_refuses(mesh_of: Any) -> None:
             ValueError, match=r"x has shape \[31, 64\] and the mesh axes \['ep'\] cut its axis 0 into 2"
         ):
             jax.eval_shape(partial(run, sharding=roles), **a | {"x": a["x"][1:]})
+        with pytest.raises(ValueError, match=r"x has no tokens and mesh axes \['ep'\] spread the experts; give each"):
+            jax.eval_shape(partial(run, sharding=roles), **a | {"x": a["x"][:0]})
         with pytest.raises(ValueError, match="sharding names the axis 'experts' and the mesh has"):
             jax.eval_shape(partial(run, sharding=octavo_jax.MeshAxes(ep="experts")), **a)
     with jax.set_mesh(mesh_of(ep=2)), pytest.MonkeyPatch.context() as patch:

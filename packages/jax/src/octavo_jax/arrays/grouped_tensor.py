@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
+from octavo_jax.arrays.exportable import Static, exportable
 
 
 @jax.tree_util.register_dataclass
@@ -46,3 +48,15 @@ class GroupedTensor:
             made = self.spec.orientation
             raise ValueError(f"the {direction} plane was not made (orientation={made!r}); quantize with 'both'")
         return payload, scale, self.rowwise_global if direction == "rowwise" else self.columnwise_global
+
+
+def _written(static: Any) -> bytes:
+    text: str = static[0].model_dump_json()
+    return text.encode()
+
+
+def _read(text: bytes) -> Static:
+    return (GroupedTensorSpec.model_validate_json(text),)
+
+
+exportable(GroupedTensor, _written, _read)

@@ -13,12 +13,14 @@ from jax.typing import DTypeLike
 
 from octavo import DelayedScaling
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.kept_states import taken_before, undifferentiated_state
 from octavo_jax.modules.states import State, fresh_state, update_states
+from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Norm
 
@@ -31,6 +33,7 @@ RNG = "quantization"
 Axes = tuple[str | None, ...]
 """Logical axis names of a parameter, as `nn.with_logical_partitioning` takes them; empty: not partitioned."""
 
+known_to_flax(DelayedState, ScalingHistory)  # a program may restore variables before it makes any
 
 _TWICE = (
     f"two calls in one differentiated function took one state of the collection {STATE_COLLECTION!r}, and JAX would "

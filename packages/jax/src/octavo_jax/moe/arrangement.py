@@ -11,12 +11,14 @@ from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed, check_text
+from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.remat.checkpoint_names import name_array
 
 _MAX_ROWS = 1 << 31
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Routing:

@@ -45,6 +45,11 @@ def spread_mlp(
     """
     check_experts(x, experts.weights_on, experts.options["bo"])
     devices, (tokens, k) = lax.axis_size(axes), choices.experts.shape
+    if not tokens:
+        raise ValueError(
+            f"x has no tokens and mesh axes {list(axes)} spread the experts; give each of their devices a token or "
+            "more: those that the mask leaves out cost no row"
+        )
     most = devices * tokens * min(k, experts.number)
     rows = most if exchange.rows is None else min(exchange.rows, most)
     journey = Journey.of(axes, as_recipe(exchange.payload), experts.options["backend"])

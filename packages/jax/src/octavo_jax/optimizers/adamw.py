@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax  # type: ignore[import-untyped]
 from jax import Array
 from jax.typing import DTypeLike
 
+from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
 from octavo_jax.optimizers.block_state import BlockState, decode, encode, zero_blocks
 from octavo_jax.optimizers.rounding import (
@@ -23,6 +25,7 @@ from octavo_jax.optimizers.rounding import (
     round_stochastic,
     rounding_bits,
 )
+from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.scaling.seeds import seed_words
 
 Tree = Any
@@ -78,6 +81,10 @@ class AdamW:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("learning_rate", "b1", "b2", "eps", "weight_decay"):
+            value = getattr(self, name)
+            if isinstance(value, np.generic | np.ndarray) and not value.ndim:  # numbers of numpy's
+                object.__setattr__(self, name, value.item())
         rate = self.learning_rate
         numbers: dict[str, Any] = {"eps": self.eps, "weight_decay": self.weight_decay}
         if not callable(rate) and not isinstance(rate, jax.Array):
@@ -97,7 +104,10 @@ class AdamW:
         seed_words(self.seed)
 
     def init(self, params: Tree) -> AdamWState:
-        """The state before the first step; ValueError for parameters of other dtypes than the three."""
+        """The state before the first step; ValueError for parameters of other dtypes than the three, and for states of
+        delayed scaling."""
+        known_to_flax(BlockState)
+        _check_no_states(params)
         paths, tree = _flattened(params)
         leaves = [self._new(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
         mu, nu, master = (tree.unflatten(part) for part in zip(*leaves, strict=True)) if leaves else (params,) * 3
@@ -193,6 +203,17 @@ def _flattened(params: Tree) -> tuple[list[tuple[Any, Any]], Any]:
     """Pairs of path and leaf, and the structure."""
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
     return paths, tree
+
+
+def _check_no_states(params: Tree) -> None:
+    """ValueError for a delayed state among the parameters: a step would take its new value for a derivative."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda leaf: isinstance(leaf, DelayedState))
+    for path, leaf in leaves:
+        if isinstance(leaf, DelayedState):
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} is a DelayedState, whose gradient is its new value; keep it out "
+                "of what an optimizer steps (optax.masked), overwrite it with its gradient and call update_delayed"
+            )
 
 
 def _checked(name: str, grad: Any, leaf: Array) -> Array:

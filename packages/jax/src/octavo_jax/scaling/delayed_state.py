@@ -33,12 +33,15 @@ from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.quantize import group_amax
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.arrays.checks import as_count
+from octavo_jax.arrays.exportable import exportable
+from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.arrays.host import is_on_host
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
 from octavo_jax.scaling.summed_states import SUMMED, is_argument_of_gradient, unsummed
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScalingHistory:
@@ -52,6 +55,7 @@ class ScalingHistory:
     scale: Array
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DelayedState:
@@ -76,6 +80,7 @@ def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
     """The state before the first step: history 0, scale 1."""
     recipe = as_delayed(recipe)
     groups = as_count("groups", groups)
+    known_to_flax(DelayedState, ScalingHistory)
 
     def fresh() -> ScalingHistory:
         return ScalingHistory(jnp.zeros((recipe.history, groups), jnp.float32), jnp.ones(groups, jnp.float32))

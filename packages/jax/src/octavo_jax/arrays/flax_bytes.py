@@ -1,0 +1,37 @@
+"""Dataclasses of arrays in `flax.serialization`, which knows the types that were registered with it and no others."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+
+def known_to_flax(*kinds: type[Any]) -> None:
+    """Have `flax.serialization` write and restore these dataclasses, where a program has imported it."""
+    serialization = sys.modules.get("flax.serialization")
+    if serialization is None:
+        return
+    for kind in kinds:
+        if not serialization.is_serializable(kind):
+            serialization.register_serialization_state(kind, _written, _restored)
+
+
+def _names(one: Any) -> list[str]:
+    return [field.name for field in fields(one) if not field.metadata.get("static")]
+
+
+def _written(one: Any) -> dict[str, Any]:
+    to_state_dict = sys.modules["flax.serialization"].to_state_dict
+    return {name: to_state_dict(getattr(one, name)) for name in _names(one)}
+
+
+def _restored(one: Any, state: dict[str, Any]) -> Any:
+    names, kind = _names(one), type(one).__name__
+    if set(state) != set(names):
+        raise ValueError(
+            f"the state dict of a {kind} has {sorted(state)}; give one that flax.serialization.to_state_dict made of "
+            f"a {kind}, with {names}"
+        )
+    from_state_dict = sys.modules["flax.serialization"].from_state_dict
+    return replace(one, **{name: from_state_dict(getattr(one, name), state[name], name) for name in names})
