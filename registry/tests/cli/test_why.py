@@ -373,6 +373,7 @@ def test_why_names_the_package_with_kernels_where_a_reference_backend_serves(
         ("h100", "octavo-torch-native has compiled kernels for this device"),
         ("b200", "octavo-torch-triton has kernels in Triton for this device, not yet run on one"),
         ("t4", ""),
+        ("11.0", ""),
     ],
 )
 def test_why_names_what_a_chip_that_is_elsewhere_needs(

@@ -51,7 +51,7 @@ def kernels_for(framework: str, device: str, arch: tuple[int, int] | None) -> tu
         return None
     if device == "cpu" or (device == "cuda" and arch == (9, 0)):
         return f"octavo-{framework}-native", "compiled kernels for this device"
-    if device == "cuda" and arch is not None and arch >= (8, 0):
+    if device == "cuda" and arch is not None and arch[0] in (8, 10, 12):  # what octavo-triton is compiled for
         python = ", on Python 3.12 and newer" if framework == "jax" else ""
         return f"octavo-{framework}-triton", f"kernels in Triton for this device{python}, not yet run on one"
     return None
