@@ -14,6 +14,7 @@ PAGES = (
     "docs/guide/quickstart.md",
     "docs/start/install.md",
     "docs/start/jax.md",
+    "docs/guide/backends.md",
     "docs/guide/native.md",
     "docs/guide/cuda-graphs.md",
 )

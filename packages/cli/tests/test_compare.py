@@ -184,6 +184,13 @@ def test_quantizers_count_where_experts_have_few_rows(run: Any) -> None:
     assert "Products of codes would take less time, but making the codes takes more than that." in shown
 
 
+@pytest.mark.parametrize(("shape", "said"), [("4,64,64,128", True), ("32,7168,4096,32768", False)])
+def test_a_layer_that_is_shorter_than_its_launches_is_told_so(run: Any, shape: str, said: bool) -> None:
+    """A roofline of microseconds promises a gain that Python's part of the call hides."""
+    shown = run("advise", "--shape", shape, "--recipes", "bf16,fp8-block").out
+    assert ("outside of a CUDA graph no recipe makes this layer faster" in shown) == said
+
+
 def test_a_small_layer_keeps_digits_to_compare(run: Any) -> None:
     """0.0 MB and 0.000 ms in every row would say nothing of a layer that somebody tries first."""
     shown = run("advise", "--shape", "4,64,64,128").out

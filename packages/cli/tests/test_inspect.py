@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import octavo
 import octavo_numerics
+from octavo_cli.inspection.files import open_source
 from octavo_cli.inspection.study import sample_of, study
 
 RECIPES = "fp8-current,fp8-block,mxfp8,nvfp4"
@@ -147,6 +148,25 @@ def test_orbax_folders(tmp_path: Path, run: Any) -> None:
     result = run("inspect", str(tmp_path / "o"), "--recipes", "mxfp8", "--json")
     assert result.code == 0, result.err
     assert [(item["name"], item["experts"]) for item in result.json["tensors"]] == [("params.fc1", 2)]
+    assert open_source(tmp_path / "o").weight == "kn"
+
+
+def test_matrices_of_jax_are_quantized_along_their_own_k(tmp_path: Path, run: Any) -> None:
+    """Outputs of very different sizes: a scale per output keeps them, one across outputs would not."""
+    rng = np.random.default_rng(0)
+    kernel = (rng.standard_normal((2, 128, 64)) * 2.0 ** -np.arange(0, 32, 0.5)).astype(np.float32)  # [G, K, N]
+    np.savez(tmp_path / "jax.npz", kernel=kernel)
+    np.savez(tmp_path / "torch.npz", kernel=kernel.swapaxes(1, 2))
+
+    def numbers(name: str, *options: str) -> Any:
+        (item,) = run("inspect", str(tmp_path / name), "--recipes", "fp8-row", "--json", *options).json["tensors"]
+        return item["recipes"]
+
+    assert numbers("jax.npz", "--weight", "kn") == numbers("torch.npz")
+    assert numbers("jax.npz") != numbers("torch.npz")
+    refused = run("inspect", str(tmp_path / "jax.npz"), "--weight", "gkn")
+    assert refused.code == 2
+    assert "--weight is 'gkn'; it is nk" in refused.err
 
 
 def _broken(kind: str, folder: Path) -> Path:

@@ -12,6 +12,7 @@ import pytest
 
 from octavo_cli.errors import InputError
 from octavo_cli.new import DEVICES, TEMPLATES, create, new, template_folder
+from octavo_registry.discovery import install as install_hints
 
 
 def test_the_name_is_everywhere_in_the_form_that_each_place_needs(tmp_path: Path) -> None:
@@ -143,6 +144,7 @@ def test_it_prints_what_to_do_next(
 ) -> None:
     """Commands to paste: the folder as a path, comments below each other, nothing that only an index could install."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(install_hints, "installed_version", lambda _: "0.2.0")
     new(name)
     made, install, *rest = capsys.readouterr().out.splitlines()
     assert made == f"Made {name}-octavo. Next:"
@@ -150,3 +152,14 @@ def test_it_prints_what_to_do_next(
     assert [line.split("   #")[0].strip() for line in rest] == ["octavo doctor", f"octavo conform {name}"]
     assert len({line.index("#") for line in rest}) == 1
     assert "pip" not in "".join(rest)
+
+
+def test_it_says_how_to_install_the_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last of its commands is another package's, which the installation for a framework does not bring."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(install_hints, "installed_version", lambda name: None if "conform" in name else "0.2.0")
+    new("zenith")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == ("octavo-conformance is not installed; in a clone of Octavo run: pip install ./packages/conformance")

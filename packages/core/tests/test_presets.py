@@ -20,6 +20,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     """A typing error is mended from the message alone."""
     with pytest.raises(octavo.RecipeError, match=r"got 'mxpf8'; did you mean mxfp8\?; known names are .*mxfp8"):
         octavo.recipe("mxpf8")
+    with pytest.raises(octavo.RecipeError, match=r"; did you mean fp8-delayed, fp8-current, fp8-row or fp8-block\?"):
+        octavo.recipe("fp8")  # closer to mxfp8 in its letters
     with pytest.raises(octavo.RecipeError, match=r"got 'MXFP8'; did you mean mxfp8\?"):
         octavo.recipe("MXFP8")
     with pytest.raises(octavo.RecipeError) as caught:

@@ -160,6 +160,10 @@ def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:
     [
         ((3, None), r"model is 3; give a torch\.nn\.Module"),
         ((nn.Linear(2, 2), None), "model has no experts; give one with"),
+        (
+            (nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}), None),
+            r"experts is a list of 2 modules: put a GroupedMLP in its place, .* octavo_torch\.stack_experts",
+        ),
         ((GroupedLinear(G, K, K), 5), "recipe is 5; give a Recipe or the name of one"),
         ((GroupedLinear(G, K, K), None, 5), "filter is 5; give a pattern of names"),
         (

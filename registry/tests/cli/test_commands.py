@@ -130,6 +130,13 @@ def test_help_lists_commands_without_loading_them(run: Any) -> None:
     assert run().out == ran.out
 
 
+def test_help_lists_commands_of_packages_that_are_missing(run: Any) -> None:
+    """The documents speak of `octavo bench` and `octavo conform`: who lacks them learns that they exist, and whose."""
+    said = " ".join(run("--help").out.split())
+    assert "conform Run the conformance suite on a backend. (octavo-conformance is not installed)" in said
+    assert "octavo-conformance, which is not installed; " in run("conform", "a").err
+
+
 def test_version(run: Any) -> None:
     """Every package of ours that is installed, a line each: reports of faults need all of them."""
     lines = run("--version").out.splitlines()

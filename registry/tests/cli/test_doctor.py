@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+import octavo_registry
 from octavo_registry import Registry
 from octavo_registry.cli import selftest
 from octavo_registry.contract.frameworks import Device
+from octavo_registry.discovery import install as install_hints
+from octavo_registry.discovery.bridges import FrameworkRecord
 
 
 def test_doctor_of_a_healthy_installation(run: Any) -> None:
@@ -93,6 +96,31 @@ def test_doctor_shows_what_packages_say_of_themselves(run: Any, install: Any) ->
     ]
     (note,) = run("doctor", "--json").json["notes"]
     assert (note["distribution"], note["version"], note["reason"]) == ("test-kernels", "2.1", "")
+
+
+@pytest.mark.parametrize(("others", "said"), [((), True), (("fast",), False)])
+def test_doctor_names_the_package_with_kernels_where_a_reference_backend_comes_first(
+    run: Any, use: Any, fakes: Any, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...], said: bool
+) -> None:
+    """A new user has the reference backend and does not know that there are kernels; who has some is not told."""
+
+    class Bridge:
+        def devices(self) -> tuple[Device, ...]:
+            return (Device("cpu", None, "CPU"),)
+
+        def version(self) -> str:
+            return "2"
+
+    record = FrameworkRecord("torch", "octavo-torch", "1", "a:b", cast(Any, Bridge()))
+    monkeypatch.setattr(octavo_registry, "framework_records", lambda: (record,))
+    monkeypatch.setattr(selftest, "run", lambda _: [])
+    monkeypatch.setattr(install_hints, "installed_version", lambda _: None)
+    plugins = [fakes.plugin(name, rows=[fakes.row()]) for name in others]
+    use(fakes.registry(fakes.plugin("torch-reference", rows=[fakes.row()], priority=-100), *plugins))
+    ran = run("doctor")
+    assert ran.code == 0
+    sentence = "CPU: torch-reference is exact and slow. octavo-torch-native has compiled kernels for this device"
+    assert (sentence in ran.out) == said
 
 
 @pytest.mark.parametrize(

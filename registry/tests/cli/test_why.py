@@ -13,6 +13,7 @@ import pytest
 import octavo
 import octavo_registry
 from octavo_registry.cli.why import ranks
+from octavo_registry.discovery import install
 from octavo_registry.discovery.bridges import FrameworkRecord
 
 WHY = ["why", "fprop", "--recipe", "mxfp8", "--shape", "4,128,32,64", "--framework", "torch", "--device", "cpu"]
@@ -343,3 +344,53 @@ def test_a_corrupt_recipe_file_names_itself(run: Any, tmp_path: Path) -> None:
         assert ran.code == 2
         assert ran.err.count("\n") == 1
         assert str(file) in ran.err
+
+
+def _reference(fakes: Any, use: Any, **row: Any) -> None:
+    use(fakes.registry(fakes.plugin("torch-reference", rows=[fakes.row(**row)], priority=-100)))
+
+
+def test_why_names_the_package_with_kernels_where_a_reference_backend_serves(
+    run: Any, use: Any, fakes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """command.md: what is slow because a package is missing says which, and how to install it."""
+    monkeypatch.setattr(install, "installed_version", lambda name: None if "native" in name else "0.2.0")
+    _reference(fakes, use)
+    said = (
+        "torch-reference is exact and slow. octavo-torch-native has compiled kernels for this device, and is not "
+        "installed; in a clone of Octavo run: pip install ./native ./packages/torch-native"
+    )
+    assert said in run(*WHY).out.splitlines()
+    assert run(*WHY, "--json").json["missing"] == said
+    assert run(*WHY, "--backend", "torch-reference", "--json").json["missing"] is None
+    monkeypatch.setattr(install, "installed_version", lambda _: "0.2.0")
+    assert run(*WHY, "--json").json["missing"] is None
+
+
+@pytest.mark.parametrize(
+    ("chip", "missing"),
+    [
+        ("h100", "octavo-torch-native has compiled kernels for this device"),
+        ("b200", "octavo-torch-triton has kernels in Triton for this device, not yet run on one"),
+        ("t4", ""),
+        ("11.0", ""),
+    ],
+)
+def test_why_names_what_a_chip_that_is_elsewhere_needs(
+    run: Any, use: Any, fakes: Any, monkeypatch: pytest.MonkeyPatch, chip: str, missing: str
+) -> None:
+    """The kernels of a package are for some chips, and a chip that none is for has no advice."""
+    monkeypatch.setattr(install, "installed_version", lambda _: None)
+    _reference(fakes, use, device="cuda")
+    said = run(*WHY[:8], "--hypothetical", chip, "--json").json["missing"] or ""
+    assert missing in said
+    assert bool(missing) == bool(said)
+
+
+def test_why_says_that_no_backend_is_for_a_framework(run: Any, use: Any, fakes: Any) -> None:
+    """An installation for JAX that is asked about torch: the sentence says what to install, beside the verdicts."""
+    use(fakes.registry(fakes.plugin("a", rows=[fakes.row(framework="jax")])))
+    ran = run(*WHY)
+    assert ran.code == 1
+    assert "No backend for torch is installed; " in ran.out
+    assert "./packages/torch" in ran.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,14 @@ def test_the_json_holds_every_row(tmp_path: Path, h200: Goals) -> None:
     assert row["us"] == {"median": 100.0, "low": 99.0, "high": 102.0}
     assert (row["ratio"], row["goal"], row["passed"]) == (0.9091, 0.95, False)
     assert content["rows"][1]["ratio"] is None
+
+
+def test_times_of_a_cpu_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fast kernels for CPUs, too, are no GPU's; with one call each, a ratio of 88 is chance."""
+    results = _results(_row(copy_tb_per_s=None, all_cores_us=51.0), goals=None, device="cpu")
+    _print(results)
+    assert "These are times of a CPU and say nothing about a GPU." in capsys.readouterr().out
+    _print(replace(results, facts=replace(results.facts, repeats=1)))
+    assert "Each row is a single call, and the ratio of two of them no measurement" in capsys.readouterr().out
+    _print(_results(_row(), goals=None))
+    assert "of a CPU" not in capsys.readouterr().out

@@ -117,14 +117,15 @@ def weights_for(shape: Shape, path: Path | None, *, trust: bool, rows: int, seed
     parts, names = [], []
     source = open_source(path, trust=trust)
     for name, values in each_tensor(source):
-        if not why_not(source, name, values) and values.shape[-1] == shape.k:
-            parts += [sample.astype(np.float32)[None] for sample in sample_of(matrices(values), rows)]
+        stack = None if why_not(source, name, values) else matrices(values, source.weight)
+        if stack is not None and stack.shape[-1] == shape.k:
+            parts += [sample.astype(np.float32)[None] for sample in sample_of(stack, rows)]
             names.append(name)
     if not parts:
         raise InputError(f"--weights {path}: no matrix has K = {shape.k} columns; give the layer's own --shape G,K,N,M")
     least = min(part.shape[1] for part in parts)
     stacked = np.concatenate([part[:, :least] for part in parts]).astype(ml_dtypes.bfloat16)
-    return stacked, f"{len(names)} of the tensors in {path}: those with {shape.k} columns"
+    return stacked, f"{len(names)} of the tensors in {path}: those with K = {shape.k}"
 
 
 def advice_on(

@@ -11,6 +11,9 @@ from octavo import Recipe
 from octavo_cli.advice import Advice, Chip, Shape, best, copies_bf16
 from octavo_registry.cli.output import print_line, print_table
 
+_HOST_US = (173, 270)
+"""Of a layer's forward and backward in PyTorch, bf16 to FP8: host-h200-2026-11-22.json in docs/measurements.md."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdviceReport:
@@ -106,6 +109,11 @@ class AdviceReport:
         print_line(f"Advice: {choice.recipe}, the fastest of those that keep {self.least_sqnr:g} dB.")
         if not choice.quantizing_us and any(one.us < choice.us for one in self.advice):
             print_line("Products of codes would take less time, but making the codes takes more than that.")
+        if max(one.total_us for one in self.advice) < _HOST_US[0]:
+            print_line(
+                f"All of these are shorter than the host's part of a layer, {_HOST_US[0]} to {_HOST_US[1]} us in "
+                "PyTorch (octavo bench host, on an H200): outside of a CUDA graph no recipe makes this layer faster."
+            )
 
 
 def _cells(one: Advice) -> tuple[str, ...]:

@@ -34,12 +34,16 @@ def new(
     The one for PyTorch has quantizers and GEMMs, the one for JAX GEMMs; on the CPU it passes the conformance suite as
     it is. For CUDA it is the same code with a card for CUDA devices of compute capability 8.0 and newer.
     """
+    from octavo_registry.discovery.install import how_to_install, installed_version
+
     target = create(name, out, framework, device)
     typer.echo(f"Made {target}. Next:")
     typer.echo(f"  pip install -e {_as_path(target)}")
     listed, tested = "octavo doctor", f"octavo conform {name}"
     typer.echo(f"  {listed:<{len(tested)}}   # lists {name}")
     typer.echo(f"  {tested}   # the conformance suite, a command of octavo-conformance")
+    if installed_version("octavo-conformance") is None:
+        typer.echo(f"octavo-conformance is not installed; {how_to_install('octavo-conformance')}")
     if device != "cpu":
         typer.echo(f"The card is for {device}: `octavo conform {name}` needs such a device.")
 

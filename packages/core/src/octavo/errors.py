@@ -45,9 +45,19 @@ def printable(value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean mxfp8?` where something known is written much like `name`, whatever its case; else ""."""
+    """`; did you mean mxfp8?` where something known is written much like `name`, whatever its case; else "".
+
+    A name that several known ones begin with, as "fp8" of "fp8-row" and "fp8-block", is answered with the shortest of
+    them.
+    """
     by_lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name[:_LONGEST].lower(), by_lower, n=1)
+    wanted = name[:_LONGEST].lower()
+    family = [each for each in by_lower if each.startswith(f"{wanted}-")]
+    if family and wanted not in by_lower:
+        shortest = [each for each in family if not any(each.startswith(f"{other}-") for other in family)]
+        meant = [by_lower[each] for each in shortest]
+        return f"; did you mean {' or '.join([', '.join(meant[:-1]), meant[-1]]) if len(meant) > 1 else meant[0]}?"
+    close = difflib.get_close_matches(wanted, by_lower, n=1)
     return f"; did you mean {by_lower[close[0]]}?" if close else ""
 
 

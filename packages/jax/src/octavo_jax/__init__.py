@@ -94,6 +94,8 @@ __all__ = [
 ]
 
 _MODULES = ("adapters", "counting", "moe", "policies", "traffic")
+_WITH_EXTRAS = ("linen", "nnx", "optimizers")
+"""Modules that need Flax or optax: attributes as the others are, and no part of `from octavo_jax import *`."""
 _PLACES = (
     "functions.activations",
     "remat.checkpoint_names",
@@ -124,6 +126,8 @@ if "jax" in sys.modules:
 
 
 def __getattr__(name: str) -> object:
+    if name in _WITH_EXTRAS:
+        return importlib.import_module(f"octavo_jax.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _MODULES:  # `from octavo_jax import policies` would ask here again

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import serialization
+from flax.errors import InvalidRngError
 from jax.sharding import PartitionSpec as P
 
 import octavo
@@ -54,6 +55,14 @@ def test_a_stochastic_module_draws_its_seed(x: Any) -> None:
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     assert not np.asarray(first)[1].any()
+
+
+def test_a_stochastic_module_without_its_stream_says_what_to_give(x: Any) -> None:
+    """Flax's own sentence would be 'None needs PRNG', as the module at the root has no name."""
+    module: Any = octavo_linen.GroupedDense(G, N, recipe=STOCHASTIC)
+    variables = module.init(jax.random.key(0), x, SIZES)
+    with pytest.raises(InvalidRngError, match=r"recipe nvfp4, which rounds .* rngs=\{'quantization': key\}"):
+        module.apply(variables, x, SIZES)
 
 
 class Layer(nn.Module):

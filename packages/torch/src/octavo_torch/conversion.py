@@ -58,6 +58,7 @@ def convert(
     if not experts:
         raise ValueError(
             "model has no experts; give one with GroupedLinear, GroupedMLP, MoE or modules of a known library"
+            + _one_by_one(model)
         )
     if not names:
         all_names = ", ".join(name or "'' (the model itself)" for name in experts)
@@ -86,6 +87,17 @@ def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         has_grouped_mm = callable(getattr(module, "_grouped_mm", None))
         if isinstance(module, GroupedLinear | Experts) or has_grouped_mm or is_dispatched(module):
             yield name, module
+
+
+def _one_by_one(model: nn.Module) -> str:
+    """What to do with experts that are modules of their own in a list, one for each; "" for a model without such."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and name.split(".")[-1] == "experts" and len(module) > 1:
+            return (
+                f". {name} is a list of {len(module)} modules: put a GroupedMLP in its place, and load its weights "
+                "with octavo_torch.stack_experts(state_dict)"
+            )
+    return ""
 
 
 @dataclass

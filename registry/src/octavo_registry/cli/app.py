@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from octavo_registry.cli.commands import Command, absent_command, find_commands
+from octavo_registry.cli.commands import OWN, Command, absent_command, find_commands
 from octavo_registry.cli.errors import STOPPED, fail
 from octavo_registry.cli.output import fancy
 
@@ -27,14 +27,16 @@ class Commands(TyperGroup):
         return find_commands()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the help."""
-        return list(self.by_name)
+        """Names in the order of the help, those of packages that are not installed last."""
+        return [*self.by_name, *(name for name in OWN if name not in self.by_name)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A stand-in with the line of help; `resolve_command` loads the command itself."""
         command = self.by_name.get(cmd_name)
         if command is None:
-            return None
+            owner, line = OWN.get(cmd_name, ("", ""))
+            line = f"{line} ({owner} is not installed)"
+            return TyperCommand(cmd_name, help=line, short_help=line) if owner else None
         line = command.help + (" (broken)" if command.fault else "")
         return TyperCommand(cmd_name, help=line, short_help=line)
 

@@ -21,9 +21,10 @@ from octavo_registry.cli.tracebacks import tracebacks
 from octavo_registry.contract.frameworks import Device
 from octavo_registry.discovery.bridges import FrameworkRecord
 from octavo_registry.discovery.guard import Fault, guard
-from octavo_registry.discovery.install import how_to_install, installed_version
+from octavo_registry.discovery.install import how_to_install, installed_version, what_is_missing
 from octavo_registry.discovery.names import FRONT_ENDS
 from octavo_registry.discovery.records import BackendRecord
+from octavo_registry.dispatch.match import within_arch
 from octavo_registry.dispatch.preference import ENVIRONMENT, REST
 from octavo_registry.dispatch.untried import untried_lines
 
@@ -111,6 +112,28 @@ def _untried(records: Iterable[BackendRecord], seen: Mapping[str, Sequence[Devic
                 yield Note(record.name, record.distribution, record.version, tuple(lines))
 
 
+def _slow(records: Iterable[BackendRecord], seen: Mapping[str, Sequence[Device]]) -> Iterator[Note]:
+    """A note for each reference backend that comes first on a device of this machine for which there are kernels."""
+    working = [(record, record.card) for record in records if record.card is not None and record.verdict is None]
+    lines: dict[str, tuple[BackendRecord, dict[str, None]]] = {}
+    for framework, devices in seen.items():
+        for device in devices:
+            serving = [
+                (card.priority, record.name, record)
+                for record, card in working
+                for row in card.capabilities
+                if row.framework == framework and row.device == device.kind and within_arch(row, device.arch)
+            ]
+            if not serving:
+                continue
+            _, name, first = max(serving, key=lambda one: one[:2])
+            missing = what_is_missing(framework, device.kind, device.arch, name, any_backend=True)
+            if missing:
+                lines.setdefault(name, (first, {}))[1][f"{device.label}: {missing}"] = None
+    for name, (record, sentences) in lines.items():
+        yield Note(name, record.distribution, record.version, tuple(sentences))
+
+
 def examine() -> Report:
     """Load everything that is installed, in guards, and try it."""
     broken: list[str] = []
@@ -125,7 +148,8 @@ def examine() -> Report:
     broken += [f"front end {f.record.name} of {f.record.distribution}: {f.fault}" for f in front_ends if f.fault]
     commands = [_command_row(command) for command in external_commands()]
     broken += [f"command {c['name']} of {c['distribution']}: {c['reason']}" for c in commands if c["reason"]]
-    remarks = [*notes(), *_untried(records, {f.record.name: f.devices for f in front_ends})]
+    seen = {f.record.name: f.devices for f in front_ends}
+    remarks = [*notes(), *_untried(records, seen), *_slow(records, seen)]
     broken += [f"note {n.name} of {n.distribution}: {n.reason}" for n in remarks if n.reason]
     outcomes = selftest.run([f.record.bridge for f in front_ends if f.record.bridge is not None and not f.fault])
     broken += [f"self-test of {o.backend} on {o.device}: {o.detail}" for o in outcomes if o.status == "broken"]

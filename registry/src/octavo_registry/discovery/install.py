@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from types import MappingProxyType
 
+from octavo_registry.discovery.names import FRONT_ENDS, RESERVED
+
 _BASE = ("octavo-core", "octavo-registry")
 _TORCH, _JAX = (*_BASE, "octavo-torch"), (*_BASE, "octavo-jax")
 
@@ -41,6 +43,38 @@ def how_to_install(distribution: str) -> str:
     own = PACKAGES[distribution][0]
     folders = [PACKAGES[name][0] for name in PACKAGES[distribution][1] if installed_version(name) is None]
     return "in a clone of Octavo run: pip install " + " ".join(f"./{folder}" for folder in _ordered([*folders, own]))
+
+
+def kernels_for(framework: str, device: str, arch: tuple[int, int] | None) -> tuple[str, str] | None:
+    """Octavo's distribution with kernels for a device and what they are, or None where there are none."""
+    if framework not in FRONT_ENDS:
+        return None
+    if device == "cpu" or (device == "cuda" and arch == (9, 0)):
+        return f"octavo-{framework}-native", "compiled kernels for this device"
+    if device == "cuda" and arch is not None and arch[0] in (8, 10, 12):  # what octavo-triton is compiled for
+        python = ", on Python 3.12 and newer" if framework == "jax" else ""
+        return f"octavo-{framework}-triton", f"kernels in Triton for this device{python}, not yet run on one"
+    return None
+
+
+def what_is_missing(
+    framework: str, device: str, arch: tuple[int, int] | None, serving: str | None, *, any_backend: bool
+) -> str:
+    """A sentence on a package that would help where a reference backend serves, or nothing does; "" for others.
+
+    serving      the backend that serves, or None
+    any_backend  whether a backend for the framework is installed
+    """
+    front_end = FRONT_ENDS.get(framework)
+    if front_end is None or (serving is not None and RESERVED.get(serving) != front_end):
+        return ""
+    if not any_backend:
+        return f"No backend for {framework} is installed; {how_to_install(front_end)}"
+    found = kernels_for(framework, device, arch)
+    if found is None or installed_version(found[0]) is not None:
+        return ""
+    slow = "" if serving is None else f"{serving} is exact and slow. "
+    return f"{slow}{found[0]} has {found[1]}, and is not installed; {how_to_install(found[0])}"
 
 
 def _ordered(folders: list[str]) -> Iterator[str]:

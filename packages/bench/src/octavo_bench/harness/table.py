@@ -89,7 +89,7 @@ def print_results(results: Results, tables: Iterable[Table[Any]], closing: Itera
             for line in legend(table):
                 print_line(line)
             print_line()
-    for line in about_reference(results):
+    for line in about_cpu(results):
         print_line(line)
     for line in closing:
         print_line(line)
@@ -107,8 +107,8 @@ def legend(table: Table[Any]) -> Iterable[str]:
     return [f"  {header:<{width}}  {meaning}" for header, meaning in meant.items()]
 
 
-def about_reference(results: Results) -> Iterable[str]:
-    """On a CPU: that reference backends are there to be right, where one of them served."""
+def about_cpu(results: Results) -> Iterable[str]:
+    """On a CPU: that its times are no GPU's, and that reference backends are there to be right where one served."""
     if results.facts.device != "cpu":
         return
     served = {name for row in results.rows for name in _backends(row.row)}
@@ -118,7 +118,11 @@ def about_reference(results: Results) -> Iterable[str]:
             f"{' and '.join(slow)} {'is' if len(slow) == 1 else 'are'} made to be right, not to be fast: on this CPU "
             "these times say nothing about a GPU. Native backends have kernels of their own."
         )
-        yield ""
+    else:
+        yield "These are times of a CPU and say nothing about a GPU."
+    if results.facts.repeats == 1:
+        yield "Each row is a single call, and the ratio of two of them no measurement: --repeats times more."
+    yield ""
 
 
 def _backends(row: Any) -> Sequence[str]:

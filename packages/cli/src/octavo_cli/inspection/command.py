@@ -21,13 +21,21 @@ def inspect(
     rows: Annotated[
         int, typer.Option(help="Rows of each expert that recipes are tried on; 0: all. The amax is that of all rows.")
     ] = 256,
+    weight: Annotated[
+        str | None,
+        typer.Option(
+            help="How matrices are stored: nk as [N, K], torch's; kn as [K, N], JAX's.",
+            show_default="kn of orbax, else nk",
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write an interactive page.", show_default=False)] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Read DCP's .metadata, a pickle, which may run code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")] = False,
 ) -> None:
     """What is in a checkpoint, and what each recipe would do to its tensors: SQNR, underflow, saturation, by expert.
 
-    Matrices [N, K] and experts [G, N, K] are quantized as weights, K being the features that are summed over.
+    Matrices [N, K] and experts [G, N, K] are quantized as weights, K being the features that are summed over; those of
+    JAX are [K, N] and [G, K, N].
     """
     from octavo_cli.errors import InputError
     from octavo_cli.inspection.files import each_tensor, open_source, why_not
@@ -38,6 +46,8 @@ def inspect(
 
     if rows < 0:
         raise InputError(f"--rows is {rows}; give 0 for all rows, or how many of each expert")
+    if weight not in (None, "nk", "kn"):
+        raise InputError(f"--weight is {weight!r}; it is nk, as torch stores matrices, or kn, as JAX does")
     chosen = recipes_of(recipes)
     if html is not None:
         writable("--html", html)
@@ -47,7 +57,8 @@ def inspect(
         for name, values in each_tensor(source):
             if fnmatch.fnmatchcase(name, match):
                 full = name if len(sources) == 1 else f"{source.path.name}: {name}"
-                studies.append(study(full, values, why_not(source, name, values), chosen, rows))
+                skipped = why_not(source, name, values)
+                studies.append(study(full, values, skipped, chosen, rows, weight or source.weight))
     if not studies:
         names = ", ".join(sorted(name for source in sources for name in source.tensors)[:6])
         raise InputError(f"--match {match!r} fits none of the tensors; their names are such as {names}")

@@ -37,6 +37,11 @@ class Source:
     recipes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     planes: frozenset[str] = frozenset()
 
+    @property
+    def weight(self) -> str:
+        """How weights are stored: "kn" as [G, K, N] by those who write orbax folders, JAX's users, else "nk"."""
+        return "kn" if self.kind == "orbax" else "nk"
+
 
 def open_source(path: Path, *, trust: bool = False) -> Source:
     """The checkpoint at `path`; InputError, naming it, for anything that is not one.
@@ -237,14 +242,15 @@ def why_not(source: Source, name: str, values: Array) -> str:
 _TAKEN = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
-def matrices(values: Array) -> Array:
+def matrices(values: Array, weight: str = "nk") -> Array:
     """A tensor that recipes quantize as experts' matrices [G, N, K]; of more than three axes the leading ones are
-    experts.
+    experts. With weight="kn" the last two axes are [K, N].
     """
     if values.dtype == np.float64:
         with np.errstate(over="ignore"):
             values = values.astype(np.float32)
-    return values.reshape(-1, *values.shape[-2:])
+    stack = values.reshape(-1, *values.shape[-2:])
+    return stack.swapaxes(1, 2) if weight == "kn" else stack
 
 
 def each_tensor(source: Source) -> Iterator[tuple[str, Array]]:

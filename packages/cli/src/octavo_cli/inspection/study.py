@@ -103,11 +103,14 @@ def _finite(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def study(name: str, values: Array, skipped: str, recipes: Mapping[str, Recipe], rows: int) -> Study:
+def study(
+    name: str, values: Array, skipped: str, recipes: Mapping[str, Recipe], rows: int, weight: str = "nk"
+) -> Study:
     """Everything about one tensor.
 
     skipped  why no recipe would quantize it, or ""
     rows   of each expert that recipes are tried on, evenly spaced windows of 128 and the one with the amax; 0: all
+    weight   how matrices are stored: "nk" as [N, K], "kn" as [K, N]
     """
     dtype, shape = str(values.dtype), tuple(int(side) for side in values.shape)
     if skipped:
@@ -115,7 +118,7 @@ def study(name: str, values: Array, skipped: str, recipes: Mapping[str, Recipe],
         return Study(name, shape, dtype, amax, bad, first, {}, skipped)
     experts = matrices(values)
     amax, bad, first = _extent(experts.reshape(len(experts), -1), shape)
-    sample = sample_of(experts, rows)
+    sample = sample_of(matrices(values, weight), rows)
     verdicts = {key: verdict(sample, recipe) for key, recipe in recipes.items()}
     return Study(name, shape, dtype, amax, bad, first, verdicts, looked_at=sample.shape[1])
 

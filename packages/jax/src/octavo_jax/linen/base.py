@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.errors import InvalidRngError
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo import DelayedScaling
+from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
@@ -81,13 +82,24 @@ class QuantizedModule(nn.Module, kw_only=True):
         return gamma, self._parameter("norm_bias", zeros_init, x.shape[-1:], axes).astype(x.dtype)
 
     @nn.nowrap
+    def _stream(self, recipe: Recipe) -> Array:
+        """A key of the stream of stochastic rounding; Flax's error, which names no module at the root, says more."""
+        try:
+            return self.make_rng(RNG)
+        except InvalidRngError:
+            raise InvalidRngError(  # type: ignore[no-untyped-call]
+                f"{type(self).__name__} has the recipe {recipe.kind}, which rounds stochastically, and no stream "
+                f"{RNG!r}: give apply(..., rngs={{{RNG!r}: key}}), another key at each step"
+            ) from None
+
+    @nn.nowrap
     def _run(
         self, call: Callable[..., Any], seed: int | Array | None, *, groups: int = 1, layers: int = 1
     ) -> tuple[Any, ...]:
         """Results of `call` with seed, state, name, sharding, backend and room, less the state, which comes last."""
         recipe = as_recipe(self.recipe)
         if seed is None and recipe is not None and recipe.stochastic:
-            seed = jax.random.bits(self.make_rng(RNG), (2,), jnp.uint32)
+            seed = jax.random.bits(self._stream(recipe), (2,), jnp.uint32)
         fresh: Callable[[], State | None] = lambda: fresh_state(recipe, groups, layers)  # noqa: E731
         stateful = isinstance(recipe, DelayedScaling)
         state = self.variable(STATE_COLLECTION, "state", fresh) if stateful else None

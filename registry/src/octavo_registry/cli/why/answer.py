@@ -17,6 +17,7 @@ from octavo_registry.cli.why.parts import Part, compose_parts
 from octavo_registry.cli.why.question import COMPOSED, LAYER, Question
 from octavo_registry.contract.plan import Decision, Plan, decision_table
 from octavo_registry.contract.request import Request
+from octavo_registry.discovery.install import what_is_missing
 from octavo_registry.dispatch.layer_plan import LayerPlan
 
 
@@ -31,6 +32,7 @@ class Answer:
     chip      of `--hypothetical`
     each      of a hypothetical composition: who would serve each of its requests
     exchange  of `--ranks`: what a MoE layer exchanges, and how
+    missing   a sentence on a package of Octavo's that is not installed and would help; "" otherwise
     """
 
     question: Question
@@ -45,6 +47,7 @@ class Answer:
     chip: Chip | None = None
     each: Sequence[tuple[Request, Decision | None]] = ()
     exchange: Sequence[tuple[str, str]] = ()
+    missing: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -55,6 +58,7 @@ class Answer:
             "decisions": [decision_json(decision) for decision in self.decisions],
             "ways": ways_json(self.ways),
             "changes": [asdict(change) for change in self.changes],
+            "missing": self.missing or None,
             "layer": None if self.layer is None else layer_json(self.layer),
             "layer_error": self.obstacle or None,
         }
@@ -104,6 +108,7 @@ def answer(question: Question, backend: Sequence[str] | None, rows: int | None) 
         parts,
         obstacle,
         None if rows is None else ask(gemms, rows, backend),
+        missing="" if backend else _missing(request, decisions),
     )
 
 
@@ -116,7 +121,16 @@ def suppose(question: Question, backend: Sequence[str] | None, chip: Chip) -> An
         each.append((request, next((one for one in verdicts if one.verdict == "chosen"), None)))
     served = all(one for _, one in each) if each else any(one.verdict == "chosen" for one in decisions)
     changes = [] if backend else nearest_changes(question, decisions, serves_elsewhere)
-    return Answer(question, served, decisions, {}, changes, chip=chip, each=each)
+    missing = "" if backend else _missing(question.request(), decisions)
+    return Answer(question, served, decisions, {}, changes, chip=chip, each=each, missing=missing)
+
+
+def _missing(request: Request, decisions: Sequence[Decision]) -> str:
+    """What of Octavo's is not installed and would help."""
+    serving = next((decision.backend for decision in decisions if decision.verdict == "chosen"), None)
+    cards = [record.card for record in octavo_registry.backends() if record.card is not None]
+    any_backend = any(row.framework == request.framework for card in cards for row in card.capabilities)
+    return what_is_missing(request.framework, request.device, request.arch, serving, any_backend=any_backend)
 
 
 def layer_json(layer: LayerPlan) -> dict[str, Any]:

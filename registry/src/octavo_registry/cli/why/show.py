@@ -7,8 +7,6 @@ from octavo_registry.cli.why.answer import Answer
 from octavo_registry.cli.why.graph import lines
 from octavo_registry.cli.why.kernels import show_kernels
 from octavo_registry.contract.request import describe_request
-from octavo_registry.discovery.install import how_to_install
-from octavo_registry.discovery.names import FRONT_ENDS
 from octavo_registry.dispatch.layer_plan import batch_words, computed_words, layer_rows, weight_words
 
 _TITLES = {"mlp": "The MLP", "moe": "The MoE layer"}
@@ -22,8 +20,6 @@ def show(answer: Answer) -> None:
         print_line()
     rows = [(d.backend, d.verdict, f"{d.distribution} {d.version}".strip(), d.reason) for d in decisions]
     print_table(describe_request(request), ("backend", "verdict", "from", "reason"), rows)
-    if not rows and request.framework in FRONT_ENDS:
-        print_line(f"  no backend is installed; {how_to_install(FRONT_ENDS[request.framework])}")
     if answer.chip is not None:
         print_line()
         print_line(f"This is what cards and shape rules say of {answer.chip.name}; no such device was looked at.")
@@ -32,6 +28,9 @@ def show(answer: Answer) -> None:
         for line in lines(answer.ways):
             print_line(line)
     _show_changes(answer)
+    if answer.missing:
+        print_line()
+        print_line(answer.missing)
     _show_composition(answer)
     show_kernels(answer.kernels or ())
 
