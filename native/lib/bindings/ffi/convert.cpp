@@ -39,11 +39,11 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
 namespace octavo {
 namespace {
 
-constexpr const char* NAME = "octavo_convert";
+constexpr const char* CONVERT = "octavo_convert";
 
 ffi::Error convert(const Launch& launch, ffi::RemainingArgs given_operands, ffi::RemainingRets given_results,
                    const ConvertAttributes& given) {
-  Buffers operands(NAME, "operand"), results(NAME, "result");
+  Buffers operands(CONVERT, "operand"), results(CONVERT, "result");
   operands.read(given.operands, given_operands);
   results.read(given.results, given_results);
   ConvertArgs args;
@@ -60,11 +60,11 @@ ffi::Error convert(const Launch& launch, ffi::RemainingArgs given_operands, ffi:
   if (ffi::Error error = operands.finish(); error.failure()) return error;
   if (ffi::Error error = results.finish(); error.failure()) return error;
   return as_ffi(launch.cuda() ? convert_cuda(args, launch.stream) : convert_cpu(args, thread_count(given.threads)),
-                NAME);
+                CONVERT);
 }
 
 }  // namespace
 
-std::vector<Target> convert_targets() { return {target<ConvertAttributes, convert>(NAME)}; }
+std::vector<Target> convert_targets() { return {target<ConvertAttributes, convert>(CONVERT)}; }
 
 }  // namespace octavo

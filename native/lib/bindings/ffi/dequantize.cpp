@@ -39,11 +39,11 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
 namespace octavo {
 namespace {
 
-constexpr const char* NAME = "octavo_dequantize";
+constexpr const char* DEQUANTIZE = "octavo_dequantize";
 
 ffi::Error dequantize(const Launch& launch, ffi::RemainingArgs given_operands, ffi::RemainingRets given_results,
                       const DequantizeAttributes& given) {
-  Buffers operands(NAME, "operand"), results(NAME, "result");
+  Buffers operands(DEQUANTIZE, "operand"), results(DEQUANTIZE, "result");
   operands.read(given.operands, given_operands);
   results.read("out", given_results);
   DequantizeArgs args;
@@ -71,12 +71,12 @@ ffi::Error dequantize(const Launch& launch, ffi::RemainingArgs given_operands, f
   }
   if (ffi::Error error = operands.finish(); error.failure()) return error;
   if (ffi::Error error = results.finish(); error.failure()) return error;
-  if (launch.cuda()) return as_ffi(dequantize_cuda(args, launch.stream), NAME);
-  return as_ffi(dequantize_cpu(args, thread_count(given.threads)), NAME);
+  if (launch.cuda()) return as_ffi(dequantize_cuda(args, launch.stream), DEQUANTIZE);
+  return as_ffi(dequantize_cpu(args, thread_count(given.threads)), DEQUANTIZE);
 }
 
 }  // namespace
 
-std::vector<Target> dequantize_targets() { return {target<DequantizeAttributes, dequantize>(NAME)}; }
+std::vector<Target> dequantize_targets() { return {target<DequantizeAttributes, dequantize>(DEQUANTIZE)}; }
 
 }  // namespace octavo

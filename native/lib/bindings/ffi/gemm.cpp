@@ -54,7 +54,7 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
 namespace octavo {
 namespace {
 
-constexpr const char* NAME = "octavo_gemm";
+constexpr const char* GEMM = "octavo_gemm";
 
 // How an operand is laid out: x [M, K], dy [M, N], w [G, N, K], and the direction in which this GEMM reads it.
 struct Side {
@@ -176,7 +176,7 @@ void read_out(Buffers& operands, Buffers& results, GemmArgs& args) {
 
 ffi::Error gemm(const Launch& launch, ffi::RemainingArgs given_operands, ffi::RemainingRets given_results,
                 const GemmAttributes& given) {
-  Buffers operands(NAME, "operand"), results(NAME, "result");
+  Buffers operands(GEMM, "operand"), results(GEMM, "result");
   operands.read(given.operands, given_operands);
   results.read(given.results, given_results);
   GemmArgs args;
@@ -190,17 +190,17 @@ ffi::Error gemm(const Launch& launch, ffi::RemainingArgs given_operands, ffi::Re
   if (ffi::Error error = results.finish(); error.failure()) return error;
   if (ffi::Error error = operands.finish(); error.failure()) return error;
   if (!launch.cuda()) {
-    if (const Error error = check_gemm(args, false)) return as_ffi(error, NAME);
+    if (const Error error = check_gemm(args, false)) return as_ffi(error, GEMM);
     workspace.grow(gemm_workspace_cpu(args));
   }
   args.workspace = workspace.memory();
   args.workspace_bytes = workspace.bytes();
-  if (launch.cuda()) return as_ffi(gemm_cuda(args, launch.stream), NAME);
-  return as_ffi(gemm_cpu(args, thread_count(given.threads)), NAME);
+  if (launch.cuda()) return as_ffi(gemm_cuda(args, launch.stream), GEMM);
+  return as_ffi(gemm_cpu(args, thread_count(given.threads)), GEMM);
 }
 
 }  // namespace
 
-std::vector<Target> gemm_targets() { return {target<GemmAttributes, gemm>(NAME)}; }
+std::vector<Target> gemm_targets() { return {target<GemmAttributes, gemm>(GEMM)}; }
 
 }  // namespace octavo
