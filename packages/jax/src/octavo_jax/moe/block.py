@@ -17,7 +17,7 @@ from octavo_jax.linear.arguments import as_array
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
-from octavo_jax.moe.local_block import Arrays, Body
+from octavo_jax.moe.local_block import Arrays, Body, Result
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_registry.contract.cards import Activation
@@ -73,6 +73,50 @@ def moe_mlp(
     Returns (y [..., N], `RouterStats`), and with a state (y, `RouterStats`, new state). Differentiable in x, router,
     wi, wo and the biases. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves them.
     """
+    body, arrays = prepared(
+        x, router, wi, wo,
+        k=k, activation=activation, recipe=recipe, normalize=normalize, weights_on=weights_on, mask=mask, dtype=dtype,
+        bi=bi, bo=bo, seed=seed, state=state, checkpoint_name=checkpoint_name,
+        output_checkpoint_names=output_checkpoint_names, preferred_element_type=preferred_element_type,
+        sharding=sharding, exchange=exchange, form=form, weight_codes=weight_codes, backend=backend, room=room,
+    )  # fmt: skip
+    result = run_block(body, arrays)
+    return (result.y, result.stats) if state is None else result
+
+
+def run_block(body: Body, arrays: Arrays) -> Result:
+    """The block over the mesh, if there is one, or of these arrays as they are."""
+    return over_mesh(body, arrays) if body.sharding is not None and body.sharding.every else body.run(arrays)
+
+
+def prepared(
+    x: Array,
+    router: Array,
+    wi: Array,
+    wo: Array,
+    *,
+    k: int,
+    activation: Activation,
+    recipe: RecipeLike,
+    normalize: bool = True,
+    weights_on: WeightsOn,
+    mask: Array | None = None,
+    dtype: DTypeLike | None,
+    bi: Array | None,
+    bo: Array | None,
+    seed: int | Array | None,
+    state: States | None,
+    checkpoint_name: str | None = None,
+    output_checkpoint_names: OutputNames = (None, None),
+    preferred_element_type: DTypeLike | None,
+    sharding: MeshAxes | None,
+    exchange: Exchange,
+    form: Form,
+    weight_codes: WeightCodes,
+    backend: BackendNames,
+    room: Room | None,
+) -> tuple[Body, Arrays]:
+    """The block of `moe_mlp`'s arguments, checked, and its arrays."""
     check_arrays(x=x, router=router, wi=wi, wo=wo, **({} if mask is None else {"mask": mask}))
     x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
     bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
@@ -108,6 +152,4 @@ def moe_mlp(
         form=check_form(form),
         weight_codes=check_weight_codes(weight_codes),
     )
-    arrays = Arrays(x, mask, router, wi, wo, bi, bo, seed, state)
-    result = over_mesh(body, arrays) if sharding is not None and sharding.every else body.run(arrays)
-    return (result.y, result.stats) if state is None else result
+    return body, Arrays(x, mask, router, wi, wo, bi, bo, seed, state)
