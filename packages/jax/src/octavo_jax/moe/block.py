@@ -73,13 +73,24 @@ def moe_mlp(
     Returns (y [..., N], `RouterStats`), and with a state (y, `RouterStats`, new state). Differentiable in x, router,
     wi, wo and the biases. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves them.
     """
-    body, arrays = prepared(
-        x, router, wi, wo,
-        k=k, activation=activation, recipe=recipe, normalize=normalize, weights_on=weights_on, mask=mask, dtype=dtype,
-        bi=bi, bo=bo, seed=seed, state=state, checkpoint_name=checkpoint_name,
-        output_checkpoint_names=output_checkpoint_names, preferred_element_type=preferred_element_type,
-        sharding=sharding, exchange=exchange, form=form, weight_codes=weight_codes, backend=backend, room=room,
-    )  # fmt: skip
+    arrays, sharding = checked(Arrays(x, mask, router, wi, wo, bi, bo, seed, state), dtype, sharding, exchange)
+    body = Body(
+        k=k,
+        activation=activation,
+        recipe=as_recipe(recipe),
+        normalize=normalize,
+        weights_on=weights_on,
+        dtype=dtype,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_names=output_checkpoint_names,
+        out_dtype=element_type(preferred_element_type, arrays.x.dtype),
+        backend=hashable(backend),
+        room=room,
+        sharding=sharding,
+        exchange=exchange,
+        form=check_form(form),
+        weight_codes=check_weight_codes(weight_codes),
+    )
     result = run_block(body, arrays)
     return (result.y, result.stats) if state is None else result
 
@@ -89,34 +100,11 @@ def run_block(body: Body, arrays: Arrays) -> Result:
     return over_mesh(body, arrays) if body.sharding is not None and body.sharding.every else body.run(arrays)
 
 
-def prepared(
-    x: Array,
-    router: Array,
-    wi: Array,
-    wo: Array,
-    *,
-    k: int,
-    activation: Activation,
-    recipe: RecipeLike,
-    normalize: bool = True,
-    weights_on: WeightsOn,
-    mask: Array | None = None,
-    dtype: DTypeLike | None,
-    bi: Array | None,
-    bo: Array | None,
-    seed: int | Array | None,
-    state: States | None,
-    checkpoint_name: str | None = None,
-    output_checkpoint_names: OutputNames = (None, None),
-    preferred_element_type: DTypeLike | None,
-    sharding: MeshAxes | None,
-    exchange: Exchange,
-    form: Form,
-    weight_codes: WeightCodes,
-    backend: BackendNames,
-    room: Room | None,
-) -> tuple[Body, Arrays]:
-    """The block of `moe_mlp`'s arguments, checked, and its arrays."""
+def checked(
+    a: Arrays, dtype: DTypeLike | None, sharding: MeshAxes | None, exchange: Exchange
+) -> tuple[Arrays, MeshAxes | None]:
+    """`moe_mlp`'s arrays as JAX's, and the axes in force; ValueError for arguments that do not fit."""
+    x, mask, router, wi, wo, bi, bo = a[:7]
     check_arrays(x=x, router=router, wi=wi, wo=wo, **({} if mask is None else {"mask": mask}))
     x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
     bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
@@ -135,21 +123,4 @@ def prepared(
         )
     if mask is not None and mask.shape != x.shape[:-1]:
         raise ValueError(f"mask has shape {list(mask.shape)} and x {list(x.shape)}; give mask {list(x.shape[:-1])}")
-    body = Body(
-        k=k,
-        activation=activation,
-        recipe=as_recipe(recipe),
-        normalize=normalize,
-        weights_on=weights_on,
-        dtype=dtype,
-        checkpoint_name=checkpoint_name,
-        output_checkpoint_names=output_checkpoint_names,
-        out_dtype=element_type(preferred_element_type, x.dtype),
-        backend=hashable(backend),
-        room=room,
-        sharding=sharding,
-        exchange=exchange,
-        form=check_form(form),
-        weight_codes=check_weight_codes(weight_codes),
-    )
-    return body, Arrays(x, mask, router, wi, wo, bi, bo, seed, state)
+    return Arrays(x, mask, router, wi, wo, bi, bo, a.seed, a.state), sharding
