@@ -98,7 +98,7 @@ def explain_moe(x: Tensor, given: Given, rule: RouterRule, call: MoeCall, adapte
         _router(choose_request(logits, rule, wants_graph(x)), call.backend),
         tuple(_moves(x, call)),
         plan,
-        (("x and dy", adapted_words),) if adapted else tuple(_tokens(plan, call, reads_bias2)),
+        (("x and dy", adapted_words),) if adapted else tuple(_tokens(call, reads_bias2)),
         None if call.ep is None else explain_own_exchange(call.recipe, call.ep, call.exchange, x),
     )
 
@@ -132,7 +132,7 @@ def _moves(x: Tensor, call: MoeCall) -> Iterator[Served]:
     yield _served(move_request("combine_rows", results, None, graph_safe), call.backend)
 
 
-def _tokens(plan: MlpPlan, call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
+def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
     """What of the tokens is read in place, in the order of a forward and backward.
 
     reads_bias2   the gradient of fc2's bias, or of its weights, is computed
