@@ -170,3 +170,36 @@ def test_a_device_of_a_mesh_reads_its_tokens(
     assert not read
     same = [np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(made, wanted, strict=True)]
     assert all(same), same
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("form", "weights_on"), [("standard", "activation"), ("keep_all", "output")])
+def test_explain_says_what_is_quantized_from_tokens(
+    name: str, form: Any, weights_on: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each operand, against what a traced forward and backward quantizes from tokens."""
+    made: set[tuple[str, str]] = set()
+    for module in (autograd, made_again):
+
+        def noticing(*given: Any, own: Any = module.quantize_tokens, where: str = module.__name__) -> Any:
+            made.add((where, given[3]))
+            return own(*given)
+
+        monkeypatch.setattr(module, "quantize_tokens", noticing)
+    given, _ = _given(rng)
+    x, router = given["x"], jnp.ones((K, G), jnp.bfloat16)
+    how: dict[str, Any] = {"k": C, "recipe": RECIPES[name], "form": form, "weights_on": weights_on}
+    told = dict(moe.explain(x, router, given["wi"], given["wo"], **how).tokens)
+    made.clear()
+    recipe, state = RECIPES[name], None
+    if isinstance(recipe, octavo.DelayedScaling):
+        state = octavo_jax.init_delayed(recipe, G), octavo_jax.init_delayed(recipe, G)
+
+    def loss(x: Any, wi: Any, wo: Any) -> Any:
+        return moe.moe_mlp(x, router, wi, wo, seed=0, state=state, **how)[0].astype(jnp.float32).sum()
+
+    jax.eval_shape(jax.grad(loss, (0, 1, 2)), x, given["wi"], given["wo"])
+    from_tokens = {what for what, said in told.items() if said == "jax-native quantizes the tokens"}
+    wanted = {"x in fprop": (autograd, "x"), "x in wgrad": (made_again, "x"), "dy": (made_again, "dy")}
+    assert from_tokens == {what for what, (module, operand) in wanted.items() if (module.__name__, operand) in made}
+    assert all(said.startswith(("jax-native", "rows are permuted", "kept")) for said in told.values())

@@ -19,7 +19,7 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.composed import ComposedActivation, ComposedGradient, ComposedNorm, ComposedQuantizer, Extras
 from octavo_jax.functions.norms import NormSpec
 from octavo_registry import Plan, QuantizePlan
-from octavo_registry.contract.cards import Activation
+from octavo_registry.contract.cards import Activated, Activation
 from octavo_registry.contract.request import FusedRequest
 from octavo_registry.dispatch.fusing import fusing
 from octavo_registry.dispatch.layer_requests import activation_request, norm_request
@@ -31,6 +31,13 @@ def _served(quantizer: QuantizePlan, request: FusedRequest, backend: BackendName
     """The plan of the fused operation, unless its backend could quantize, too, and was not chosen for that."""
     plan = fusing(partial(octavo_registry.plan, backend=backend), quantizer, request, codes=True)
     return None if isinstance(plan, str) else plan
+
+
+def fusion_words(quantizer: QuantizePlan, op: Activated, activation: Activation, backend: BackendNames) -> str:
+    """Who fuses the activation, or its gradient, with this quantizer; or that it is composed, and why."""
+    request = activation_request(quantizer.request, op, activation)
+    plan = fusing(partial(octavo_registry.plan, backend=backend), quantizer, request, codes=True)
+    return f"composed: {plan}" if isinstance(plan, str) else f"fused by {plan.backend}"
 
 
 def _quantizer(plan: QuantizePlan) -> ComposedQuantizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from functools import partial
+from typing import Any
 
 from flax import linen as nn
 from jax import Array
@@ -11,7 +12,7 @@ from jax import Array
 from octavo_jax.linen.base import Axes
 from octavo_jax.linen.mlp import MLPModule
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init, grouped_kernel_init
-from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
+from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, MoeReport, RouterStats, explain, moe_mlp
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 
 
@@ -68,3 +69,40 @@ class MoE(MLPModule):
         )
         y, stats = self._run(call, seed, groups=self.num_experts, layers=2)
         return y, stats
+
+    def explain(self, x: Array) -> MoeReport:
+        """What a forward and backward of tokens x [..., K] run, printable: see `octavo_jax.moe.explain`.
+
+        Call it with parameters, as `module.apply(variables, x, method="explain")`. It is traced, not computed, and no
+        state changes. Raises as a call does, and ValueError without parameters.
+        """
+        router, wi, wo, bi, bo = map(self._present, ("router", "wi", "wo", "wi_bias", "wo_bias"))
+        if router is None:
+            raise ValueError(
+                "the module has no parameters; give those that init returned: "
+                'module.apply(variables, x, method="explain")'
+            )
+        return explain(
+            x,
+            router,
+            wi,
+            wo,
+            k=self.k,
+            activation=self.activation,
+            recipe=self.recipe,
+            weights_on=self.weights_on,
+            dtype=self.dtype,
+            bi=bi,
+            bo=bo,
+            sharding=self.sharding,
+            exchange=self.exchange,
+            form=self.form,
+            weight_codes=self.weight_codes,
+            backend=self.backend,
+            room=self.room,
+        )
+
+    @nn.nowrap
+    def _present(self, name: str) -> Any:
+        """A parameter that the module was given; None where there is none."""
+        return nn.meta.unbox(self.get_variable("params", name))

@@ -8,6 +8,7 @@ and `local_block` on each device) the experts are spread (`expert_parallel`), an
 
 from octavo_jax.moe.arrangement import Routing, arrange
 from octavo_jax.moe.block import moe_mlp
+from octavo_jax.moe.block_report import MoeReport, explain
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.experts import routed_mlp
 from octavo_jax.moe.permutation import combine, permute, row_weights
@@ -16,10 +17,12 @@ from octavo_jax.moe.routing import RouterStats, route, router_stats
 __all__ = [
     "DEFAULT_EXCHANGE",
     "Exchange",
+    "MoeReport",
     "RouterStats",
     "Routing",
     "arrange",
     "combine",
+    "explain",
     "moe_mlp",
     "permute",
     "route",

@@ -17,7 +17,7 @@ from octavo_jax.linear.arguments import as_array
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
-from octavo_jax.moe.local_block import Arrays, Body
+from octavo_jax.moe.local_block import Arrays, Body, Result
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_registry.contract.cards import Activation
@@ -73,6 +73,38 @@ def moe_mlp(
     Returns (y [..., N], `RouterStats`), and with a state (y, `RouterStats`, new state). Differentiable in x, router,
     wi, wo and the biases. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves them.
     """
+    arrays, sharding = checked(Arrays(x, mask, router, wi, wo, bi, bo, seed, state), dtype, sharding, exchange)
+    body = Body(
+        k=k,
+        activation=activation,
+        recipe=as_recipe(recipe),
+        normalize=normalize,
+        weights_on=weights_on,
+        dtype=dtype,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_names=output_checkpoint_names,
+        out_dtype=element_type(preferred_element_type, arrays.x.dtype),
+        backend=hashable(backend),
+        room=room,
+        sharding=sharding,
+        exchange=exchange,
+        form=check_form(form),
+        weight_codes=check_weight_codes(weight_codes),
+    )
+    result = run_block(body, arrays)
+    return (result.y, result.stats) if state is None else result
+
+
+def run_block(body: Body, arrays: Arrays) -> Result:
+    """The block over the mesh, if there is one, or of these arrays as they are."""
+    return over_mesh(body, arrays) if body.sharding is not None and body.sharding.every else body.run(arrays)
+
+
+def checked(
+    a: Arrays, dtype: DTypeLike | None, sharding: MeshAxes | None, exchange: Exchange
+) -> tuple[Arrays, MeshAxes | None]:
+    """`moe_mlp`'s arrays as JAX's, and the axes in force; ValueError for arguments that do not fit."""
+    x, mask, router, wi, wo, bi, bo = a[:7]
     check_arrays(x=x, router=router, wi=wi, wo=wo, **({} if mask is None else {"mask": mask}))
     x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
     bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
@@ -91,23 +123,4 @@ def moe_mlp(
         )
     if mask is not None and mask.shape != x.shape[:-1]:
         raise ValueError(f"mask has shape {list(mask.shape)} and x {list(x.shape)}; give mask {list(x.shape[:-1])}")
-    body = Body(
-        k=k,
-        activation=activation,
-        recipe=as_recipe(recipe),
-        normalize=normalize,
-        weights_on=weights_on,
-        dtype=dtype,
-        checkpoint_name=checkpoint_name,
-        output_checkpoint_names=output_checkpoint_names,
-        out_dtype=element_type(preferred_element_type, x.dtype),
-        backend=hashable(backend),
-        room=room,
-        sharding=sharding,
-        exchange=exchange,
-        form=check_form(form),
-        weight_codes=check_weight_codes(weight_codes),
-    )
-    arrays = Arrays(x, mask, router, wi, wo, bi, bo, seed, state)
-    result = over_mesh(body, arrays) if sharding is not None and sharding.every else body.run(arrays)
-    return (result.y, result.stats) if state is None else result
+    return Arrays(x, mask, router, wi, wo, bi, bo, a.seed, a.state), sharding

@@ -96,7 +96,7 @@ class Body:
             "form": self.form,
             "weight_codes": self.weight_codes,
         }
-        experts = LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
+        experts = self.experts(wi, wo, options)
         load, dropped = counts(choices.experts, logits.shape[1]), None
         spread = () if self.sharding is None else self.sharding.names("ep")
         if spread:
@@ -106,6 +106,10 @@ class Body:
             y, state = experts.routed(tokens, routing)
         y = y.reshape(*a.x.shape[:-1], y.shape[-1])
         return Result(y, self._stats(load, jnp.sum(choices.probabilities, axis=0), dropped), state)
+
+    def experts(self, wi: Array, wo: Array, options: dict[str, Any]) -> LocalExperts:
+        """Those of this device; `options`: keywords of `routed_mlp`."""
+        return LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
 
     def _stats(self, load: Array, probabilities: Array, dropped: Array | None) -> RouterStats:
         """Of all tokens of the mesh."""

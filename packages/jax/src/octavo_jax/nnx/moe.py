@@ -8,7 +8,7 @@ from typing import Unpack
 from jax import Array
 
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init
-from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, RouterStats, moe_mlp
+from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, MoeReport, RouterStats, explain, moe_mlp
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.nnx.base import Axes, value_of
 from octavo_jax.nnx.mlp import MLPModule, MLPOptions
@@ -79,3 +79,28 @@ class MoE(MLPModule):
         )
         y, stats = self._run(call, seed)
         return y, stats
+
+    def explain(self, x: Array) -> MoeReport:
+        """What a forward and backward of tokens x [..., K] run, printable: see `octavo_jax.moe.explain`.
+
+        It is traced, not computed, and no seed or state changes. Raises as a call does.
+        """
+        return explain(
+            x,
+            self.router[...],
+            self.wi[...],
+            self.wo[...],
+            k=self.k,
+            activation=self.activation,
+            recipe=self.recipe,
+            weights_on=self.weights_on,
+            dtype=self.dtype,
+            bi=value_of(self.wi_bias),
+            bo=value_of(self.wo_bias),
+            sharding=self.sharding,
+            exchange=self.exchange,
+            form=self.form,
+            weight_codes=self.weight_codes,
+            backend=self.backend,
+            room=self.room,
+        )

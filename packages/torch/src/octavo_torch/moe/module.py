@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
+from octavo.router import RouterRule
 from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.operands import check_layout
@@ -19,6 +20,7 @@ from octavo_torch.mlp.experts import Experts, QuantizedWeights
 from octavo_torch.mlp.mlp import Extras
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
+from octavo_torch.moe.explain import Given, MoeReport, explain_moe
 from octavo_torch.moe.forms import check_form, check_weight_codes
 from octavo_torch.moe.parallel.adapted import through_ranks
 from octavo_torch.moe.parallel.departure import journey_apart
@@ -154,16 +156,40 @@ class MoE(Experts):
         weights   what `quantize_weights` returned this step
         lora      added to the experts' products, in the place of the module's own: see add_lora
         """
-        if not isinstance(x, Tensor) or not x.dim() or x.shape[-1] != self.in_features:
-            raise ValueError(f"x is {brief(x)}; give tokens [..., {self.in_features}]")
-        check_layout("x", x)
-        tokens = x.reshape(-1, self.in_features)
+        tokens = self._tokens(x)
         if choice is None:
             choice = self.choose(tokens)
         elif not isinstance(choice, Choice):
             raise ValueError(f"choice is {brief(choice)}; give what this module's choose returned")
         self.notice_unused()
-        call = MoeCall(
+        call = self._call()
+        routed = moe.Routed(choice.choices, choice.weights, self.of_all_groups("bias1"), self.of_all_groups("bias2"))
+        adapters = self.adapters if lora is None else lora
+        if adapters is None:
+            y = moe.run(tokens, *self.own_weights(weights), routed, call)
+        else:
+            y = self._adapted(tokens, weights, routed, call, adapters)
+        # FSDP2 wants no view of a result
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
+
+    def explain(self, x: Tensor) -> MoeReport:
+        """What a forward and backward of tokens x [..., K] run, printable: who routes, moves, quantizes and multiplies,
+        what is read where the tokens stand, and with `ep` how they reach the other ranks.
+
+        Nothing is computed, and nothing is sent. Raises as `forward` does.
+        """
+        given = Given(*self.weights, self.of_all_groups("bias1"), self.of_all_groups("bias2"), self.router)
+        rule = RouterRule(self.choices, self.score, self.groups, self.kept_groups, self.renormalize, self.scale)
+        return explain_moe(self._tokens(x), given, rule, self._call(), self.adapters is not None)
+
+    def _tokens(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or not x.dim() or x.shape[-1] != self.in_features:
+            raise ValueError(f"x is {brief(x)}; give tokens [..., {self.in_features}]")
+        check_layout("x", x)
+        return x.reshape(-1, self.in_features)
+
+    def _call(self) -> MoeCall:
+        return MoeCall(
             recipe=self.recipe,
             backend=self.backend,
             seed=self.seed,
@@ -180,14 +206,6 @@ class MoE(Experts):
             ep=self.ep,
             exchange=self.exchange,
         )
-        routed = moe.Routed(choice.choices, choice.weights, self.of_all_groups("bias1"), self.of_all_groups("bias2"))
-        adapters = self.adapters if lora is None else lora
-        if adapters is None:
-            y = moe.run(tokens, *self.own_weights(weights), routed, call)
-        else:
-            y = self._adapted(tokens, weights, routed, call, adapters)
-        # FSDP2 wants no view of a result
-        return y if x.dim() == 2 else y.view(*x.shape[:-1], self.out_features)
 
     def _adapted(
         self,

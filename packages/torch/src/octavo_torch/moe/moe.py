@@ -24,7 +24,7 @@ from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.prepare import parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_common, check_operands
-from octavo_torch.mlp.plan import Needed, mlp_plan_for
+from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.autograd import moe_function
 from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
@@ -70,7 +70,7 @@ def apply(
     arrays = MoeOperands(x, first.weight, second.weight, weights, first.bias, second.bias)
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
-    _resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or needs[3] or needs[4]))
+    resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or needs[3] or needs[4]))
     w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     if call.ep is not None:
         sides = Sides(x.shape[1], arrays.w2.shape[2], arrays.w2.shape[1], arrays.w1.shape[0])
@@ -83,8 +83,8 @@ def apply(
     return forward(call, *arrive(call, choices, arrays)).y
 
 
-def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: Needed) -> None:
-    """The plans, the block of interleaved weights, and what moves rows."""
+def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: Needed) -> MlpPlan:
+    """The plans, the block of interleaved weights, and what moves rows; returns the whole plan of the experts."""
     x, w1, w2, weights, bias1, bias2 = arrays
     form, weight_codes = check_form(call.form), check_weight_codes(call.weight_codes)
     at_host = x.device.type == "cpu"
@@ -109,6 +109,7 @@ def _resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed:
         call.group_offset += call.ep.rank * int(w1.shape[0])
     call.moves = MoveSet(route_for(x, int(w1.shape[0]), call.backend), of_rows, results, values)
     call.set_experts(call.moe.forward, block)
+    return full
 
 
 def _apply_named(

@@ -60,8 +60,16 @@ def choosers_for(logits: Tensor, rule: RouterRule, backend: HashableNames) -> Ch
 
 
 def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: HashableNames, graph_safe: bool) -> Choosers | None:
+    request = choose_request(logits, rule, graph_safe)
+    plan = plan_if_served(request, backend)
+    back = None if plan is None else plan_if_served(replace(request, op="choose_gradient"), plan.backend)
+    return None if plan is None or back is None else Choosers(plan.run, back.run)
+
+
+def choose_request(logits: Tensor, rule: RouterRule, graph_safe: bool) -> ChooseRequest:
+    """What is asked for to choose experts by `logits` [T, E]."""
     name = DTYPE_NAMES[logits.dtype]
-    request = ChooseRequest(
+    return ChooseRequest(
         op="choose_experts",
         framework="torch",
         device=logits.device.type,
@@ -73,9 +81,6 @@ def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: HashableNames, 
         choices=rule.k,
         expert_groups=rule.groups if rule.by_groups else 1,
     )
-    plan = plan_if_served(request, backend)
-    back = None if plan is None else plan_if_served(replace(request, op="choose_gradient"), plan.backend)
-    return None if plan is None or back is None else Choosers(plan.run, back.run)
 
 
 def moves_for(x: Tensor, backend: HashableNames) -> Moves:
@@ -95,8 +100,14 @@ def _function(op: Move, x: Tensor, backend: HashableNames, groups: int | None = 
 
 
 def _resolve(op: Move, x: Tensor, backend: HashableNames, groups: int | None, graph_safe: bool) -> Run:
+    plan = plan_if_served(move_request(op, x, groups, graph_safe), backend)
+    return _FALLBACKS[op] if plan is None else plan.run
+
+
+def move_request(op: Move, x: Tensor, groups: int | None, graph_safe: bool) -> MoveRequest:
+    """What is asked for to move rows like `x`; `groups`: of "route"."""
     name = DTYPE_NAMES[x.dtype]
-    request = MoveRequest(
+    return MoveRequest(
         op=op,
         framework="torch",
         device=x.device.type,
@@ -106,5 +117,3 @@ def _resolve(op: Move, x: Tensor, backend: HashableNames, groups: int | None, gr
         groups=groups,
         graph_safe=graph_safe,
     )
-    plan = plan_if_served(request, backend)
-    return _FALLBACKS[op] if plan is None else plan.run

@@ -13,8 +13,8 @@ from octavo.quantizer import Operand
 from octavo_torch.arrays.checks import brief, check_count, check_dtype
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.dispatch.recipes import recipe_of
-from octavo_torch.moe.parallel.carriers.routes import Route, route_of, route_of_any
-from octavo_torch.moe.parallel.group import GRACE_SECONDS, ExpertRanks, expert_group
+from octavo_torch.moe.parallel.carriers.routes import Route, known_route, route_of, route_of_any
+from octavo_torch.moe.parallel.group import GRACE_SECONDS, ExpertGroup, ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, RouteName, check_exchange, payload_spec
 
 
@@ -57,11 +57,27 @@ def explain_exchange(
         raise ValueError(f"dtype is {brief(dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
     check_dtype(dtype)
     options = check_exchange(exchange)
-    route = _route(ranks, options)
+    number = ranks if isinstance(ranks, int) else ranks.size()
+    return _described(recipe, number, _route(ranks, options), options, dtype)
+
+
+def explain_own_exchange(
+    recipe: Recipe, group: ExpertGroup, exchange: Exchange | None, like: torch.Tensor
+) -> ExchangePlan:
+    """How a layer whose ranks are `group` exchanges tokens like `like`, as far as it is known without asking a rank."""
+    options = check_exchange(exchange)
+    route = known_route(group, options.route, options.rows is not None, like.device) or Route(
+        "peer",
+        f"peer memory, if each of {group.ranks} ranks reaches that of the others; the first forward finds out",
+    )
+    return _described(recipe, group.ranks, route, options, like.dtype)
+
+
+def _described(recipe: Recipe, ranks: int, route: Route, options: Exchange, dtype: torch.dtype) -> ExchangePlan:
     once = "once to each rank that has one of its experts"
     sums = options.returns == "sums"
     lines = (
-        ("ranks", str(ranks if isinstance(ranks, int) else ranks.size())),
+        ("ranks", str(ranks)),
         ("sizes", _sizes(options)),
         ("tokens", f"{_travels(options, 'x', dtype)}, {once}"),
         ("dy", f"{_travels(options, 'dy', dtype)}, likewise"),

@@ -65,7 +65,18 @@ def route_of(group: ExpertGroup, asked: RouteName | None, static: bool, device: 
         texts = group.gather("the ranks' hosts and devices", json.dumps(_seat(device)))
         seats = [Seat(*json.loads(text)) for text in texts]
         by_device[device] = [seat._replace(reaches=tuple(seat.reaches)) for seat in seats]
-    obstacle = obstacle_of(by_device[device])
+    return _between(group, asked, by_device[device])
+
+
+def known_route(group: ExpertGroup, asked: RouteName | None, static: bool, device: torch.device) -> Route | None:
+    """`route_of` without asking a rank; None where it is up to them, and they have not told each other yet."""
+    seats = _seats.get(group.group, {}).get(device)
+    route = route_of_any(asked, static, device)
+    return route if route is not None or seats is None else _between(group, asked, seats)
+
+
+def _between(group: ExpertGroup, asked: RouteName | None, seats: Sequence[Seat]) -> Route:
+    obstacle = obstacle_of(seats)
     if obstacle is None:
         return Route("peer", f"peer memory, because each of the {group.ranks} ranks reaches that of the others")
     if asked == "peer":

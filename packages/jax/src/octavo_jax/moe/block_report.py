@@ -1,0 +1,222 @@
+"""explain: what a MoE block runs, which rows are quantized from the tokens, and how these reach other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from octavo import DelayedScaling
+from octavo.quantizer import Operand
+from octavo.recipe_base import Gemm
+from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.dtypes import element_type
+from octavo_jax.arrays.recipes import RecipeLike, as_recipe
+from octavo_jax.dispatch.backends import BackendNames, hashable
+from octavo_jax.dispatch.device import device_of
+from octavo_jax.dispatch.fused import fusion_words
+from octavo_jax.dispatch.layer import Layer
+from octavo_jax.dispatch.room import Room
+from octavo_jax.mlp.autograd import Arrays as MlpArrays
+from octavo_jax.mlp.call import MlpOptions, resolved
+from octavo_jax.mlp.plan import Mlp
+from octavo_jax.moe.arrangement import Routing
+from octavo_jax.moe.block import checked, run_block
+from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange, Way
+from octavo_jax.moe.expert_parallel import LACKING, chosen_way
+from octavo_jax.moe.experts import LocalExperts, composes
+from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
+from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
+from octavo_jax.moe.layer.tokens import reads_tokens
+from octavo_jax.moe.local_block import Arrays, Body
+from octavo_jax.scaling.delayed_state import init_delayed
+from octavo_jax.sharding.axes import MeshAxes
+from octavo_registry import LayerPlan, QuantizePlan
+from octavo_registry.contract.cards import Activated, Activation
+from octavo_registry.contract.plan import table
+
+
+@dataclass(frozen=True)
+class MoeReport:
+    """What a MoE block runs on each device. Printable: a line for each operation.
+
+    fc1, fc2   the registry's plans; every `Plan` of `plans` has each backend's verdict in `decisions`
+    between    pairs: the activation, its gradient, and who fuses it with a quantizer, or why nobody does
+    tokens     pairs: what x and dy are read for, and whether rows of them are permuted first and why
+    exchange   "gather" or "ragged" and why, where mesh axes spread the experts; "" where none do
+    """
+
+    fc1: LayerPlan
+    fc2: LayerPlan
+    between: tuple[tuple[str, str], ...]
+    tokens: tuple[tuple[str, str], ...]
+    exchange: str
+
+    def __str__(self) -> str:
+        lines = ["router, route, permute and combine: JAX's operations, in float32 where they add"]
+        lines += ["fc1", *_indented(self.fc1), *(f"{name}: {how}" for name, how in self.between)]
+        lines += ["fc2", *_indented(self.fc2), "tokens", table(self.tokens)]
+        return "\n".join([*lines, f"exchange: {self.exchange}"] if self.exchange else lines)
+
+
+def explain(
+    x: Array,
+    router: Array,
+    wi: Array,
+    wo: Array,
+    *,
+    k: int,
+    activation: Activation = "swiglu",
+    recipe: RecipeLike,
+    weights_on: WeightsOn = "output",
+    dtype: DTypeLike | None = None,
+    bi: Array | None = None,
+    bo: Array | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    sharding: MeshAxes | None = None,
+    exchange: Exchange = DEFAULT_EXCHANGE,
+    form: Form = "standard",
+    weight_codes: WeightCodes = "keep",
+    backend: BackendNames = None,
+    room: Room | None = None,
+) -> MoeReport:
+    """What `octavo_jax.moe.moe_mlp` of these arguments would run, forward and backward; it is traced, not computed.
+
+    Works where that call would: on arrays, traced or not, under `jax.set_mesh`, inside `jax.shard_map`. Raises its
+    errors.
+    """
+    check_arrays(x=x, router=router, wi=wi, wo=wo)
+    known = as_recipe(recipe)
+    state = None
+    if isinstance(known, DelayedScaling):
+        state = init_delayed(known, wi.shape[0]), init_delayed(known, wi.shape[0])
+    seed = 0 if known is not None and known.stochastic else None
+    arrays, sharding = checked(Arrays(x, None, router, wi, wo, bi, bo, seed, state), dtype, sharding, exchange)
+    asked = _Asked(
+        k=k,
+        activation=activation,
+        recipe=known,
+        normalize=True,
+        weights_on=weights_on,
+        dtype=dtype,
+        checkpoint_name=None,
+        output_checkpoint_names=(None, None),
+        out_dtype=element_type(preferred_element_type, arrays.x.dtype),
+        backend=hashable(backend),
+        room=room,
+        sharding=sharding,
+        exchange=exchange,
+        form=check_form(form),
+        weight_codes=check_weight_codes(weight_codes),
+    )
+    jax.eval_shape(lambda: run_block(asked, arrays))
+    return asked.reports[-1]
+
+
+@dataclass(frozen=True)
+class _Asked(Body):
+    """A block that tells what each device runs, while it is traced."""
+
+    reports: list[MoeReport] = field(default_factory=list)
+
+    def experts(self, wi: Array, wo: Array, options: dict[str, Any]) -> LocalExperts:
+        return _AskedExperts(wi, wo, self.weights_on, self.out_dtype, options, self)
+
+    def exchange_words(self, x: Array) -> str:
+        """The way, and why it is that one; "" where the experts are not spread. Inside a manual region."""
+        axes = () if self.sharding is None else self.sharding.names("ep")
+        if not axes:
+            return ""
+        devices, platform = lax.axis_size(axes), device_of(x).kind
+        way = chosen_way(self.exchange, self.k, devices, platform)
+        if self.exchange.way is not None:
+            why = f'Exchange(way="{way}") asks for it'
+        elif platform in LACKING:
+            why = f"tokens are on {platform}, whose XLA has no ragged_all_to_all"
+        else:
+            why = f"a token has {self.k} choices, and {list(axes)} has {devices} devices"
+        return f"{way}, {_WAYS[way]}: {why}"
+
+
+_WAYS: dict[Way, str] = {
+    "gather": "every token to every device and one partial sum back",
+    "ragged": "each choice to its expert's device and its row back",
+}
+
+
+@dataclass(frozen=True)
+class _AskedExperts(LocalExperts):
+    asked: _Asked
+
+    def routed(self, x: Array, routing: Routing) -> Any:
+        whole = "a mesh cuts them, or sums stand behind the experts"
+        why = whole if composes(self.options["sharding"], x, self.wo) else ""
+        self._report(x, routing.group_sizes, len(routing.order), why)
+        return super().routed(x, routing)
+
+    def grouped(self, rows: Array, group_sizes: Array, probs: Array | None) -> Any:
+        self._report(rows, group_sizes, len(rows), "a ragged exchange sends them")
+        return super().grouped(rows, group_sizes, probs)
+
+    def _report(self, x: Array, group_sizes: Array, rows: int, why_rows: str) -> None:
+        """why_rows: rows of x and dy are permuted, whatever reads them, for this reason; "": where they need to be."""
+        options = dict(self.options)
+        bi, bo, form, weight_codes = (options.pop(name) for name in ("bi", "bo", "form", "weight_codes"))
+        call = resolved(
+            MlpArrays(x, None, None, self.wi, self.wo, bi, bo, None), group_sizes,
+            MlpOptions(group_offset=0, preferred_element_type=None, **options), rows,
+        )  # fmt: skip
+        on_output = self.weights_on == "output"
+        plan = moe_plan_of(call.mlp, form, weight_codes, on_output, self.out_dtype).trained()
+        tokens = (("x and dy", f"rows are permuted first: {why_rows}"),) if why_rows else tuple(_tokens(plan))
+        fc1, fc2 = plan.mlp.fc1.plan, plan.mlp.fc2.plan
+        between = tuple(_between(plan.mlp))
+        self.asked.reports.append(MoeReport(fc1, fc2, between, tokens, self.asked.exchange_words(x)))
+
+
+def _between(mlp: Mlp) -> Iterator[tuple[str, str]]:
+    activated, gradient = mlp.fc2.plan.quantize_x, mlp.fc1.plan.quantize_dy
+    parts: tuple[tuple[Activated, str, QuantizePlan | None], ...] = (
+        ("act_quantize", mlp.activation, activated),
+        ("dact_quantize", f"{mlp.activation}'s gradient", gradient),
+    )
+    for op, name, quantizer in parts:
+        if quantizer is None:
+            yield name, "composed of JAX's operations: nothing is quantized"
+        else:
+            yield f"{name} + quantize", fusion_words(quantizer, op, mlp.activation, mlp.fc1.options.backend)
+
+
+def _tokens(plan: MoePlan) -> Iterator[tuple[str, str]]:
+    """What of the tokens is quantized in place, as octavo_jax.moe.layer.autograd has it."""
+    keeps_all, forward, again = plan.form == "keep_all", plan.forward.fc1, plan.backward.fc1
+    of_forward: tuple[Gemm, ...] = ("fprop", "wgrad") if keeps_all else ("fprop",)
+    yield "x in fprop", _read(forward, forward.plan.quantize_x, "x", of_forward)
+    kept = 'kept from forward: form is "keep_all"'
+    yield "x in wgrad", kept if keeps_all else _read(again, again.plan.quantize_x, "x", ("wgrad",))
+    if plan.on_output:
+        yield "dy", 'rows are permuted first: weights_on is "output", so the choices\' weights multiply them'
+    else:
+        yield "dy", _read(plan.mlp.fc2, plan.mlp.fc2.plan.quantize_dy, "dy", ("dgrad", "wgrad"))
+
+
+def _read(layer: Layer, quantizer: QuantizePlan | None, operand: Operand, gemms: tuple[Gemm, ...]) -> str:
+    if reads_tokens(layer, quantizer, operand, gemms):
+        assert quantizer is not None
+        return f"{quantizer.backend} quantizes the tokens"
+    wide = [gemm for gemm in gemms if not layer.plan.recipe.quantizes(gemm)]
+    if wide or quantizer is None:
+        why = f"{' and '.join(wide or gemms)} read{'' if len(wide or gemms) > 1 else 's'} them in high precision"
+    elif quantizer.bound.of_tokens is None:
+        why = f"{quantizer.backend}'s quantizer takes no tokens"
+    else:
+        why = "a mesh cuts them"
+    return f"rows are permuted first: {why}"
+
+
+def _indented(plan: LayerPlan) -> list[str]:
+    return [f"  {line}" for line in str(plan).splitlines()]

@@ -1,0 +1,204 @@
+"""What a MoE layer runs: who chooses experts, moves rows, quantizes and multiplies, and where tokens are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import octavo_registry as registry
+from octavo.quantizer import Operand
+from octavo.recipe_base import Gemm
+from octavo.router import RouterRule
+from octavo_registry.contract.plan import table
+from octavo_registry.contract.request import Request
+from octavo_registry.dispatch.fusing import unserved
+from octavo_torch.arrays.checks import HashableNames
+from octavo_torch.arrays.per_group import Weights
+from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.linear.prepare import parameters_of
+from octavo_torch.mlp.arguments import check_operands
+from octavo_torch.mlp.plan import MlpPlan, Needed
+from octavo_torch.moe import moe
+from octavo_torch.moe.call import MoeCall, MoeOperands
+from octavo_torch.moe.moves import choose_request, move_request
+from octavo_torch.moe.parallel.explain import ExchangePlan, explain_own_exchange
+
+_TORCH = "torch's operations"
+_OBSERVER = "an observer reads them"
+
+
+class Served(NamedTuple):
+    """One operation beside the experts' own; `backend` is "" where torch's operations do it. `why` it is so."""
+
+    operation: str
+    backend: str
+    why: str
+
+
+@dataclass(frozen=True)
+class MoeReport:
+    """What a MoE layer runs. Printable: a line for each operation.
+
+    router    who chooses the experts
+    moves     who routes tokens to experts, and permutes and combines their rows
+    experts   the two layers and what is between them, as GroupedMLP.explain returns it
+    tokens    pairs: what the tokens, or dy, are read for, and whether rows of them are written first and why
+    exchange  with `ep` how tokens reach the other ranks; None without
+    """
+
+    router: Served
+    moves: tuple[Served, ...]
+    experts: MlpPlan
+    tokens: tuple[tuple[str, str], ...]
+    exchange: ExchangePlan | None
+
+    def __str__(self) -> str:
+        lines = ["router, whose logits are torch's product in fp32", _rows(self.router), "moves", _rows(*self.moves)]
+        lines += [str(self.experts), "tokens", table(self.tokens)]
+        if self.exchange is not None:
+            lines += ["exchange", *(f"  {line}" for line in str(self.exchange).splitlines())]
+        return "\n".join(lines)
+
+
+class Given(NamedTuple):
+    """A layer's parameters: of the experts, and the router [E, K]."""
+
+    w1: Weights
+    w2: Weights
+    bias1: Weights | None
+    bias2: Weights | None
+    router: Tensor
+
+
+def explain_moe(x: Tensor, given: Given, rule: RouterRule, call: MoeCall, adapted: bool) -> MoeReport:
+    """What `call` of tokens x [T, K] runs, with all gradients that its operands require.
+
+    adapted   the layer has adapters, and its operations run apart
+
+    Nothing is computed, and nothing is sent. Raises as moe_mlp does.
+    """
+    first = parameters_of(given.w1, given.bias1, ("w1", "bias1"))
+    second = parameters_of(given.w2, given.bias2, ("w2", "bias2"))
+    name = check_operands(x, first.weight, second.weight, call.activation)
+    experts = int(given.router.shape[0])
+    logits = x.new_empty((0, experts), dtype=torch.float32)
+    arrays = MoeOperands(x, first.weight, second.weight, logits, first.bias, second.bias)
+    needs = [value is not None and value.requires_grad for value in arrays]
+    of_choices = needs[0] or given.router.requires_grad
+    needed = Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or of_choices or needs[4])
+    plan = moe.resolve(call, name, arrays, needed)
+    adapted_words = "rows are permuted first: the layer has adapters, and its products and its activation run apart"
+    reads_bias2 = needs[5] or (of_choices and second.bias is not None)
+    return MoeReport(
+        _router(choose_request(logits, rule, wants_graph(x)), call.backend),
+        tuple(_moves(x, call)),
+        plan,
+        (("x and dy", adapted_words),) if adapted else tuple(_tokens(call, reads_bias2)),
+        None if call.ep is None else explain_own_exchange(call.recipe, call.ep, call.exchange, x),
+    )
+
+
+def _rows(*served: Served) -> str:
+    return table((part.operation, part.backend or _TORCH, part.why) for part in served)
+
+
+def _served(request: Request, backend: HashableNames) -> Served:
+    decisions = registry.explain(request, backend=backend)
+    chosen = next((one for one in decisions if one.verdict == "chosen"), None)
+    if chosen is None:
+        return Served(request.op, "", unserved(request, decisions))
+    return Served(request.op, chosen.backend, chosen.reason)
+
+
+def _router(request: Request, backend: HashableNames) -> Served:
+    """One backend has both directions, or torch's operations do."""
+    forward = _served(request, backend)
+    if not forward.backend:
+        return forward
+    back = _served(replace(request, op="choose_gradient"), forward.backend)
+    return forward if back.backend else Served(request.op, "", back.why)
+
+
+def _moves(x: Tensor, call: MoeCall) -> Iterator[Served]:
+    graph_safe, layers = wants_graph(x), call.moe.forward
+    results = x.new_empty(0, dtype=layers.fc2.row_dtype)
+    yield _served(move_request("route", x, layers.fc1.groups, graph_safe), call.backend)
+    yield _served(move_request("permute_rows", x, None, graph_safe), call.backend)
+    yield _served(move_request("combine_rows", results, None, graph_safe), call.backend)
+
+
+def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
+    """What of the tokens is read in place, in the order of a forward and backward.
+
+    reads_bias2   the gradient of fc2's bias, or of its weights, is computed
+    """
+    made, fc1, fc2 = call.moe, call.moe.forward.fc1, call.moe.forward.fc2
+    again = made.backward.fc1
+    watched = call.fc1.probe is not None
+    if made.x_gathered and not watched:
+        yield "x in fprop", f"{_backend(fc1, 'fprop')} reads the tokens in its product; no row of them is written"
+    elif made.x_of_tokens and not watched:
+        yield "x in fprop", f"{fc1.quantizers['x'].backend} quantizes the tokens; no row of them is written"
+    else:
+        yield "x in fprop", f"rows are permuted first: {_why_rows_of_x(call, watched)}"
+    if fc1.need_dw:
+        if made.wgrad_gathers:
+            how = f"{_backend(fc1, 'wgrad')} reads the tokens in its product"
+        elif call.form == "keep_all":
+            how = 'kept from forward: form is "keep_all"'
+        elif again.takes_tokens("x"):
+            how = f"{again.quantizers['x'].backend} quantizes the tokens in backward"
+        else:
+            how = f"rows are permuted again: {_takes_none(again, 'x', 'wgrad')}"
+        yield "x in wgrad", how
+    if fc2.need_dx or fc2.need_dw:
+        yield "dy", _dy(fc2, call, reads_bias2)
+    if made.hidden is not None:
+        yield "fc1's result", f'{made.hidden.backend} quantizes it for backward: form is "lean"'
+
+
+def _why_rows_of_x(call: MoeCall, watched: bool) -> str:
+    fc1 = call.moe.forward.fc1
+    if watched:
+        return _OBSERVER
+    if not fc1.quantized_fprop and ("x" in fc1.quantizers or "x" in call.moe.recorded[0]):
+        return "fprop reads them in high precision beside wgrad's codes"
+    kept = fc1.takes_tokens("x") or (fc1.quantize_x is None and fc1.gathers("x", "fprop"))
+    return 'form is "keep_all", which keeps them for wgrad' if kept else _takes_none(fc1, "x", "fprop")
+
+
+def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
+    read = {"dgrad": fc2.need_dx, "wgrad": fc2.need_dw}
+    quantized = {"dgrad": fc2.quantized_dgrad, "wgrad": fc2.quantized_wgrad}
+    reads_dy = [gemm for gemm, needed in read.items() if needed and not quantized[gemm]]
+    if call.fc2.probe is not None:
+        why = _OBSERVER
+    elif reads_bias2:
+        why = "the gradient of fc2's bias, or of the choices' weights beside it, sums them"
+    elif call.moe.dy_gathered:
+        return f"{_backend(fc2, 'dgrad')} reads it by token in its products; no row of it is written"
+    elif reads_dy and fc2.quantize_dy is not None:
+        why = f"{reads_dy[0]} reads them in high precision beside the codes of the other product"
+    elif call.moe.dy_of_tokens:
+        return f"{fc2.quantizers['dy'].backend} quantizes it by token; no row of it is written"
+    else:
+        why = _takes_none(fc2, "dy", "dgrad" if fc2.need_dx else "wgrad")
+    return f"rows are permuted first: {why}"
+
+
+def _takes_none(layer: Layer, operand: Operand, gemm: Gemm) -> str:
+    """That a quantizer or, without one, a product takes rows alone."""
+    if operand in layer.quantizers:
+        return f"{layer.quantizers[operand].backend}'s quantizer takes no tokens"
+    return f"{_backend(layer, gemm)} takes no tokens in {gemm}"
+
+
+def _backend(layer: Layer, gemm: Gemm) -> str:
+    plan = dict(layer.plan.gemms)[gemm]
+    assert plan is not None  # of a product that is computed
+    return plan.backend
