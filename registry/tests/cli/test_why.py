@@ -307,6 +307,33 @@ def test_a_chip_has_its_own_capability(chip: str, capability: str, run: Any, use
     assert f"needs sm_120 or newer, this device is sm_{capability}" in ran.out
 
 
+def test_why_says_that_products_are_emulated(run: Any, use: Any, fakes: Any) -> None:
+    """command.md: a chip without tensor cores for a recipe is said to emulate it, as the card of who serves has it."""
+    how = "bf16 products of copies"
+    rows = [fakes.row(device="cuda", emulated=how), fakes.row(device="cuda", recipes={"block"})]
+    use(fakes.registry(fakes.plugin("hopper", rows=[*rows, fakes.row(emulated="fp32 products")])))
+    sentence = (
+        f"On H100, hopper emulates the products in mxfp8, which usually takes longer than the recipe bf16: {how}."
+    )
+    for op in ("fprop", "layer", "mlp"):
+        asked = ["why", op, "--recipe", "mxfp8", "--framework", "torch"]
+        ran = run(*asked, "--hypothetical", "h100")
+        assert ran.out.splitlines().count(sentence) == 1
+        assert f"its card admits it; emulated: {how}" in ran.out
+        here = run(*asked, "--device", "cuda", "--arch", "9.0")
+        assert sentence.replace("H100", "this device") in here.out.splitlines()
+        for place in (["--hypothetical", "h100"], ["--device", "cuda", "--arch", "9.0"]):
+            assert run(*asked, *place, "--json").json["emulated"] == [
+                {"backend": "hopper", "recipe": "mxfp8", "how": how}
+            ]
+        assert run(*asked, "--hypothetical", "cpu", "--json").json["emulated"] == []
+    block = run("why", "layer", "--recipe", "fp8-block", "--framework", "torch", "--hypothetical", "h100")
+    assert block.code == 0
+    assert "emulate" not in block.out
+    quantizer = run("why", "quantize", "--recipe", "mxfp8", "--framework", "torch", "--hypothetical", "h100")
+    assert "emulate" not in quantizer.out
+
+
 def test_why_names_the_nearest_change(run: Any, use: Any, fakes: Any) -> None:
     """For a backend that would come first and refuses; where nothing serves, also another device."""
     bf16 = fakes.row(in_dtypes={"float32"})

@@ -94,7 +94,8 @@ class Dispatcher:
                     continue
                 after = f"; {chosen} comes first" if chosen else ""
                 verdict: Verdict = "eligible" if chosen else "chosen"
-                reason = candidate.with_untried(f"its card admits it{after}{unknown}")
+                reason = candidate.with_emulated(f"its card admits it{after}", request)
+                reason = candidate.with_untried(f"{reason}{unknown}")
                 verdicts.append(candidate.record.decision(verdict, reason))
                 chosen = chosen or candidate.name
             return (*verdicts, *others)

@@ -23,6 +23,10 @@ def show(answer: Answer) -> None:
     if answer.chip is not None:
         print_line()
         print_line(f"This is what cards and shape rules say of {answer.chip.name}; no such device was looked at.")
+    if answer.emulated:
+        print_line()
+        for products in answer.emulated:
+            print_line(products.sentence("this device" if answer.chip is None else answer.chip.name))
     if rows and answer.ways:
         print_line()
         for line in lines(answer.ways):
