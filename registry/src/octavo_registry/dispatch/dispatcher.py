@@ -126,6 +126,12 @@ class Dispatcher:
 
     # ---- who may serve
 
+    def check_backend(self, backend: Names) -> None:
+        """Raises UnknownBackendError as a plan does, but not for Octavo's own names, whose packages may come later."""
+        named = [name for name in from_argument(backend) or () if name not in RESERVED]
+        if named:
+            self._preference(named)
+
     def _preference(self, backend: Names) -> Preference | None:
         preference = from_argument(backend)
         if preference is None:
