@@ -59,6 +59,19 @@ def test_why_shows_the_eager_and_the_graph_safe_choice(run: Any, use: Any, fakes
     assert "In a CUDA graph: nothing serves it" in run(*asked).out
 
 
+def test_why_is_headed_by_what_was_asked(run: Any) -> None:
+    """A question about a whole layer is not headed like one about its first product."""
+    product = "who serves its first product, fprop in mxfp8 for torch on cpu"
+    for asked, title in (
+        (["layer"], f"A grouped linear layer in mxfp8, forward and backward: {product}"),
+        (["layer", "--inference"], f"A grouped linear layer in mxfp8, forward alone: {product}"),
+        (["mlp"], f"An expert MLP with swiglu in mxfp8, forward and backward: {product}"),
+        (["moe", "--activation", "gelu"], f"A MoE layer with gelu in mxfp8, forward and backward: {product}"),
+        (["dgrad"], "dgrad in mxfp8 for torch on cpu"),
+    ):
+        assert run("why", *asked, *WHY[2:]).out.splitlines()[0] == title
+
+
 def test_why_in_json(run: Any) -> None:
     """Every reporting command prints one JSON document under --json."""
     answer = run(*WHY, "--json").json

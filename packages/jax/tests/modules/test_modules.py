@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -224,7 +224,7 @@ def test_a_misspelt_backend_is_refused_when_a_module_is_constructed() -> None:
     for construct in constructors:
         module = construct("jax-reference")
         object.__setattr__(module, "backend", "of-another-machine")
-        assert copy.deepcopy(module).backend == "of-another-machine"
+        assert deepcopy(module).backend == "of-another-machine"
 
 
 def test_fields_that_are_no_names_are_refused() -> None:
