@@ -61,6 +61,7 @@ _registry = Registry()
 plan = _registry.plan
 explain = _registry.explain
 plan_layer = _registry.plan_layer
+check_backend = _registry.check_backend
 kernel_choices = _registry.kernel_choices
 hypothesize = _registry.hypothesize
 plugins = _registry.plugins
@@ -121,6 +122,7 @@ __all__ = [
     "Verdict",
     "Weight",
     "backends",
+    "check_backend",
     "current_preference",
     "explain",
     "framework",

@@ -236,6 +236,14 @@ class Registry:
         dtypes = LayerDtypes(wgrad_dtype, dgrad_dtype, w_dtype, product_dtype)
         return self._dispatch().plan_layer(request, backend, dtypes)
 
+    def check_backend(self, backend: Names) -> None:
+        """Raises `UnknownBackendError` for a `backend` that `plan` would refuse whatever the request.
+
+        For modules, when they are constructed. Octavo's own names pass where they are not installed: a module may be
+        made on another machine than the one that runs it. Imports plugins and no framework.
+        """
+        self._dispatch().check_backend(backend)
+
     def kernel_choices(
         self, request: GemmRequest, *, rows: int, backend: Names = None
     ) -> tuple[str, tuple[KernelChoice, ...] | None]:

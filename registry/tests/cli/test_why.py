@@ -59,6 +59,19 @@ def test_why_shows_the_eager_and_the_graph_safe_choice(run: Any, use: Any, fakes
     assert "In a CUDA graph: nothing serves it" in run(*asked).out
 
 
+def test_why_is_headed_by_what_was_asked(run: Any) -> None:
+    """A question about a whole layer is not headed like one about its first product."""
+    product = "who serves its first product, fprop in mxfp8 for torch on cpu"
+    for asked, title in (
+        (["layer"], f"A grouped linear layer in mxfp8, forward and backward: {product}"),
+        (["layer", "--inference"], f"A grouped linear layer in mxfp8, forward alone: {product}"),
+        (["mlp"], f"An expert MLP with swiglu in mxfp8, forward and backward: {product}"),
+        (["moe", "--activation", "gelu"], f"A MoE layer with gelu in mxfp8, forward and backward: {product}"),
+        (["dgrad"], "dgrad in mxfp8 for torch on cpu"),
+    ):
+        assert run("why", *asked, *WHY[2:]).out.splitlines()[0] == title
+
+
 def test_why_in_json(run: Any) -> None:
     """Every reporting command prints one JSON document under --json."""
     answer = run(*WHY, "--json").json
@@ -305,6 +318,33 @@ def test_a_chip_has_its_own_capability(chip: str, capability: str, run: Any, use
     use(fakes.registry(fakes.plugin("newer", rows=[fakes.row(device="cuda", min_arch=(12, 0))])))
     ran = run("why", "fprop", "--recipe", "mxfp8", "--framework", "torch", "--hypothetical", chip)
     assert f"needs sm_120 or newer, this device is sm_{capability}" in ran.out
+
+
+def test_why_says_that_products_are_emulated(run: Any, use: Any, fakes: Any) -> None:
+    """command.md: a chip without tensor cores for a recipe is said to emulate it, as the card of who serves has it."""
+    how = "bf16 products of copies"
+    rows = [fakes.row(device="cuda", emulated=how), fakes.row(device="cuda", recipes={"block"})]
+    use(fakes.registry(fakes.plugin("hopper", rows=[*rows, fakes.row(emulated="fp32 products")])))
+    sentence = (
+        f"On H100, hopper emulates the products in mxfp8, which usually takes longer than the recipe bf16: {how}."
+    )
+    for op in ("fprop", "layer", "mlp"):
+        asked = ["why", op, "--recipe", "mxfp8", "--framework", "torch"]
+        ran = run(*asked, "--hypothetical", "h100")
+        assert ran.out.splitlines().count(sentence) == 1
+        assert f"its card admits it; emulated: {how}" in ran.out
+        here = run(*asked, "--device", "cuda", "--arch", "9.0")
+        assert sentence.replace("H100", "this device") in here.out.splitlines()
+        for place in (["--hypothetical", "h100"], ["--device", "cuda", "--arch", "9.0"]):
+            assert run(*asked, *place, "--json").json["emulated"] == [
+                {"backend": "hopper", "recipe": "mxfp8", "how": how}
+            ]
+        assert run(*asked, "--hypothetical", "cpu", "--json").json["emulated"] == []
+    block = run("why", "layer", "--recipe", "fp8-block", "--framework", "torch", "--hypothetical", "h100")
+    assert block.code == 0
+    assert "emulate" not in block.out
+    quantizer = run("why", "quantize", "--recipe", "mxfp8", "--framework", "torch", "--hypothetical", "h100")
+    assert "emulate" not in quantizer.out
 
 
 def test_why_names_the_nearest_change(run: Any, use: Any, fakes: Any) -> None:

@@ -99,6 +99,20 @@ def test_a_name_that_is_not_installed_lists_those_that_are(
         three.plan(fakes.request())
 
 
+def test_a_module_asks_whether_anybody_has_a_name(three: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan's error, without a plan; not for Octavo's own names, which another machine may have installed."""
+    monkeypatch.setenv("OCTAVO_BACKEND", "typo")
+    for known in (None, "a", ["a", "*"], "torch-native", ["torch-native", "a"]):
+        three.check_backend(known)
+    for unknown in ("torch-nativ", ["torch-native", "torch-nativ"], ["a", "torch-nativ", "*"]):
+        with pytest.raises(UnknownBackendError, match="backend: there is no backend 'torch-nativ'; known names are a,"):
+            three.check_backend(unknown)
+    with pytest.raises(UnknownBackendError, match="backend: got 'Not A Name'"):
+        three.check_backend("Not A Name")
+    with pytest.raises(UnknownBackendError, match="backend: got no name"):
+        three.check_backend([])
+
+
 def test_no_name_at_all(three: Registry, fakes: Any) -> None:
     """An empty list would refuse everything; it is a mistake."""
     with pytest.raises(UnknownBackendError, match="backend: got no name"):

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from octavo_jax.linear.normalized_dense import layernorm_dense
 from octavo_jax.linen import moe as linen_moe
 from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
 from octavo_jax.nnx import moe as nnx_moe
+from octavo_registry import UnknownBackendError
 
 M, K, N, G, F = 32, 16, 8, 3, 4
 SIZES = jnp.array([10, 0, 15])
@@ -204,6 +206,25 @@ def test_an_nnx_module_says_which_argument_it_lacks() -> None:
         octavo_nnx.GroupedLinear(2, K, F, colour=1, rngs=nnx.Rngs(0))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Linear was given no rngs; give rngs=nnx\.Rngs\(seed\)"):
         octavo_nnx.Linear(K, F)  # type: ignore[call-arg]
+
+
+def test_a_misspelt_backend_is_refused_when_a_module_is_constructed() -> None:
+    """With the error of a call; copies of a module that was made where the backend is installed pass."""
+    constructors: tuple[Callable[[Any], Any], ...] = (
+        lambda backend: octavo_linen.GroupedDense(2, 16, backend=backend),
+        lambda backend: octavo_linen.GroupedMLP(2, 16, backend=backend),
+        lambda backend: octavo_nnx.GroupedLinear(2, 16, 16, backend=backend, rngs=nnx.Rngs(0)),
+        lambda backend: octavo_nnx.GroupedMLP(2, 16, 16, backend=backend, rngs=nnx.Rngs(0)),
+    )
+    for construct in constructors:
+        for misspelt in ("jax-nativ", ["jax-reference", "jax-nativ"]):
+            with pytest.raises(UnknownBackendError, match="there is no backend 'jax-nativ'; known names are "):
+                construct(misspelt)
+        construct(["jax-native", "jax-reference"])
+    for construct in constructors:
+        module = construct("jax-reference")
+        object.__setattr__(module, "backend", "of-another-machine")
+        assert deepcopy(module).backend == "of-another-machine"
 
 
 def test_fields_that_are_no_names_are_refused() -> None:

@@ -15,7 +15,17 @@ from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 from octavo import MXFP8, NVFP4, PRESETS, DelayedScaling, Recipe
-from octavo_torch import GroupedLinear, grouped_linear, quantize_input, quantize_weight, update_scales
+from octavo_registry import UnknownBackendError
+from octavo_torch import (
+    GroupedLinear,
+    GroupedLoRA,
+    GroupedMLP,
+    MoE,
+    grouped_linear,
+    quantize_input,
+    quantize_weight,
+    update_scales,
+)
 
 G, K, N, M = 3, 64, 48, 70
 SIZES = torch.tensor([20, 0, 40])
@@ -239,3 +249,24 @@ def test_parameters_in_another_place(per_group: bool) -> None:
     assert torch.equal(attributes(x, sizes), expected)
     layer(x, sizes).sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    "construct",
+    [
+        lambda backend: GroupedLinear(2, 16, 16, recipe="mxfp8", backend=backend),
+        lambda backend: GroupedMLP(2, 16, 16, recipe="mxfp8", backend=backend),
+        lambda backend: MoE(2, 16, 16, choices=1, recipe="mxfp8", backend=backend),
+        lambda backend: GroupedLoRA(2, 16, 16, 4, backend=backend),
+    ],
+    ids=["linear", "mlp", "moe", "lora"],
+)
+def test_a_misspelt_backend_is_refused_when_a_module_is_constructed(construct: Callable[[Any], nn.Module]) -> None:
+    """With the error of a call; copies of a module that was made where the backend is installed pass."""
+    for misspelt in ("torch-nativ", ["torch-reference", "torch-nativ"]):
+        with pytest.raises(UnknownBackendError, match="there is no backend 'torch-nativ'; known names are "):
+            construct(misspelt)
+    module = construct(["torch-native", "torch-reference"])
+    module.backend = "of-another-machine"
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied.backend == "of-another-machine"

@@ -14,7 +14,7 @@ import octavo_numerics
 import octavo_registry
 from octavo import DelayedScaling
 from octavo_registry import BackendCard, Bound, Request
-from octavo_torch import DelayedState, grouped_linear
+from octavo_torch import DelayedState, GroupedLinear, grouped_linear
 from octavo_torch.plugin import CARD
 from octavo_torch.reference.backend import ReferenceBackend
 
@@ -116,3 +116,20 @@ def test_a_quantizer_that_returns_amax() -> None:
     assert states[0].history[:, 0].tolist() == [[1.0, 0.0, 0.0]] * 3
     assert (states[1].history[:, 0, 0] > 1).all()
     assert all(torch.equal(made, expected) for made, expected in zip(*results, strict=True))
+
+
+def test_an_infinite_gradient_stays_in_the_history_unless_it_is_taken_out() -> None:
+    """recipes.md: a step that a GradScaler skips zeroes the running amaxes in place of an update of the scales."""
+    recipe = DelayedScaling(history=4)
+    for takes_out in (False, True):
+        layer = GroupedLinear(1, 16, 16, recipe=recipe, dtype=torch.float16)
+        scales = []
+        for gradient in (1.0, float("inf"), 2.0, 2.0, 2.0, 2.0):
+            y = layer(torch.ones(4, 16, dtype=torch.float16), [4])
+            y.backward(torch.full_like(y, gradient))
+            if takes_out and gradient == float("inf"):
+                layer.amax_history[..., 0, :].zero_()
+            else:
+                layer.update_scales()
+            scales.append(float(layer.encode_scale[2, 0]))
+        assert scales == [57344.0] * (2 if takes_out else 5) + [28672.0] * (4 if takes_out else 1)

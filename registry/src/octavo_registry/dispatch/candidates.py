@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from octavo.recipe_base import GEMMS
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import Capability
 from octavo_registry.contract.plan import Decision
@@ -27,6 +28,11 @@ class Candidate:
     def name(self) -> str:
         """The backend's name."""
         return self.record.name
+
+    def with_emulated(self, reason: str, request: Request) -> str:
+        """`reason`, and how the row computes products that the device has no instructions for."""
+        emulated = self.row.emulated if request.op in GEMMS else None
+        return f"{reason}; emulated: {emulated}" if emulated else reason
 
     def with_untried(self, reason: str) -> str:
         """`reason`, and what the row says where nobody has run it."""

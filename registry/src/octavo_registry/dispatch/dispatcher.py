@@ -94,7 +94,8 @@ class Dispatcher:
                     continue
                 after = f"; {chosen} comes first" if chosen else ""
                 verdict: Verdict = "eligible" if chosen else "chosen"
-                reason = candidate.with_untried(f"its card admits it{after}{unknown}")
+                reason = candidate.with_emulated(f"its card admits it{after}", request)
+                reason = candidate.with_untried(f"{reason}{unknown}")
                 verdicts.append(candidate.record.decision(verdict, reason))
                 chosen = chosen or candidate.name
             return (*verdicts, *others)
@@ -124,6 +125,12 @@ class Dispatcher:
             return name, ask_kernels(self._load(record), name, request, rows)
 
     # ---- who may serve
+
+    def check_backend(self, backend: Names) -> None:
+        """Raises UnknownBackendError as a plan does, but not for Octavo's own names, whose packages may come later."""
+        named = [name for name in from_argument(backend) or () if name not in RESERVED]
+        if named:
+            self._preference(named)
 
     def _preference(self, backend: Names) -> Preference | None:
         preference = from_argument(backend)

@@ -16,7 +16,7 @@ from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.kept_states import taken_before, undifferentiated_state
@@ -65,6 +65,11 @@ class QuantizedModule(nn.Module, kw_only=True):
     sharding: MeshAxes | None = None
     backend: BackendNames = None
     room: Room | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UnknownBackendError for a name that nobody has."""
+        check_known(self.backend)
+        super().__post_init__()
 
     @nn.nowrap
     def _parameter(self, name: str, init: Initializer, shape: tuple[int, ...], axes: Axes) -> Array:

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from octavo import DelayedScaling
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.kept_states import is_traced, recorded, undifferentiated_state
@@ -91,6 +91,7 @@ class QuantizedModule(nnx.Module):
     ) -> None:
         _check_arguments(type(self), rngs, tuple(unknown))
         assert rngs is not None
+        check_known(backend)
         recipe = as_recipe(recipe)
         state = fresh_state(recipe, groups, layers)
         self.delayed = nnx.data(None if state is None else ScalingState(state))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 
@@ -50,6 +51,14 @@ def backend_names(backend: BackendNames) -> HashableNames:
     names = tuple(backend) if isinstance(backend, Sequence) else ()
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"backend is {brief(backend)}; give a name, several in order of preference, or None")
+    return names
+
+
+def known_backends(backend: BackendNames) -> HashableNames:
+    """`backend_names` of a module that is constructed; raises UnknownBackendError for a name that nobody has, too."""
+    names = backend_names(backend)
+    if names is not None:
+        registry.check_backend(names)
     return names
 
 

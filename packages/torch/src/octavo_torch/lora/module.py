@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from octavo_torch.arrays.checks import backend_names, brief, check_count, check_device, check_flag
+from octavo_torch.arrays.checks import brief, check_count, check_device, check_flag, known_backends
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import GroupSizes
@@ -72,7 +72,7 @@ class GroupedLoRA(nn.Module, Adapter):
         self.alpha = _positive("alpha", rank if alpha is None else alpha)
         self.rank_stabilized = rank_stabilized
         self.dropout = _probability(dropout)
-        self.backend = backend_names(backend)
+        self.backend = known_backends(backend)
         check_device(device, torch.get_default_dtype() if dtype is None else dtype)
         self.lora_A = nn.Parameter(torch.empty(num_groups, rank, in_features, device=device, dtype=dtype))
         self.lora_B = nn.Parameter(torch.empty(num_groups, out_features, rank, device=device, dtype=dtype))

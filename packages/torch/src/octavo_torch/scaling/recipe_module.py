@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from octavo import Recipe
-from octavo_torch.arrays.checks import backend_names, brief, check_count, check_flag, check_module
+from octavo_torch.arrays.checks import brief, check_count, check_flag, check_module, known_backends
 from octavo_torch.arrays.group_parameters import GroupParameters, PerGroup, kinds_per_group
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.compiler.tracing import register_constants
@@ -55,7 +55,7 @@ class ModuleOptions:
     room: Room | None = None
 
     def check(self) -> None:
-        """Raises ValueError for options of a wrong kind; `backend_names` checks `backend`."""
+        """Raises ValueError for options of a wrong kind; `known_backends` checks `backend`."""
         check_base_seed(self.seed)
         if self.main_grad is not None:
             check_mode(self.main_grad)
@@ -123,7 +123,7 @@ class RecipeModule(GroupParameters):
         self.weights_as_codes = of_codes is not None and self.recipe == of_codes
         # a recipe's properties are Python calls, too slow for every forward
         self._stochastic, self._stateful = self.recipe.stochastic, self.recipe.stateful
-        self.backend = backend_names(options.backend)
+        self.backend = known_backends(options.backend)
         self._seed = options.seed
         if self._stochastic:
             self.register_buffer("seed_base", torch.empty((), dtype=torch.int64, device=device))

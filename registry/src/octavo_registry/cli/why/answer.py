@@ -11,6 +11,7 @@ from octavo import NoBackendError
 from octavo.recipe_base import GEMMS
 from octavo_registry.cli.why.changes import Change, nearest_changes, serves_elsewhere, serves_here
 from octavo_registry.cli.why.chips import Chip
+from octavo_registry.cli.why.emulated import Emulated, emulated_by_cards, emulated_in
 from octavo_registry.cli.why.graph import Ways, ways, ways_json
 from octavo_registry.cli.why.kernels import Kernels, ask, kernels_json
 from octavo_registry.cli.why.parts import Part, compose_parts
@@ -32,6 +33,7 @@ class Answer:
     chip      of `--hypothetical`
     each      of a hypothetical composition: who would serve each of its requests
     exchange  of `--ranks`: what a MoE layer exchanges, and how
+    emulated  products without instructions of the device for their recipe
     missing   a sentence on a package of Octavo's that is not installed and would help; "" otherwise
     """
 
@@ -47,6 +49,7 @@ class Answer:
     chip: Chip | None = None
     each: Sequence[tuple[Request, Decision | None]] = ()
     exchange: Sequence[tuple[str, str]] = ()
+    emulated: Sequence[Emulated] = ()
     missing: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -58,6 +61,7 @@ class Answer:
             "decisions": [decision_json(decision) for decision in self.decisions],
             "ways": ways_json(self.ways),
             "changes": [asdict(change) for change in self.changes],
+            "emulated": [asdict(products) for products in self.emulated],
             "missing": self.missing or None,
             "layer": None if self.layer is None else layer_json(self.layer),
             "layer_error": self.obstacle or None,
@@ -86,11 +90,16 @@ def answer(question: Question, backend: Sequence[str] | None, rows: int | None) 
     layer: LayerPlan | None = None
     parts: list[Part] = []
     obstacle = ""
+    emulated: Sequence[Emulated] = ()
     try:
         if question.op in (*GEMMS, LAYER):
             layer = octavo_registry.plan_layer(question.layer, backend=backend)
+            emulated = emulated_in([layer])
         elif question.op in COMPOSED:
             parts = compose_parts(question, backend)
+            emulated = emulated_in(
+                octavo_registry.plan_layer(one, backend=backend) for one in question.layers().values()
+            )
     except NoBackendError as error:
         # the verdicts that stand above are not said twice
         repeated = decision_table(error.decisions) == decision_table(decisions)
@@ -108,6 +117,7 @@ def answer(question: Question, backend: Sequence[str] | None, rows: int | None) 
         parts,
         obstacle,
         None if rows is None else ask(gemms, rows, backend),
+        emulated=emulated,
         missing="" if backend else _missing(request, decisions),
     )
 
@@ -121,8 +131,18 @@ def suppose(question: Question, backend: Sequence[str] | None, chip: Chip) -> An
         each.append((request, next((one for one in verdicts if one.verdict == "chosen"), None)))
     served = all(one for _, one in each) if each else any(one.verdict == "chosen" for one in decisions)
     changes = [] if backend else nearest_changes(question, decisions, serves_elsewhere)
-    missing = "" if backend else _missing(question.request(), decisions)
-    return Answer(question, served, decisions, {}, changes, chip=chip, each=each, missing=missing)
+    asked = each or [(question.request(), next((one for one in decisions if one.verdict == "chosen"), None))]
+    return Answer(
+        question,
+        served,
+        decisions,
+        {},
+        changes,
+        chip=chip,
+        each=each,
+        emulated=emulated_by_cards((request, one.backend) for request, one in asked if one is not None),
+        missing="" if backend else _missing(question.request(), decisions),
+    )
 
 
 def _missing(request: Request, decisions: Sequence[Decision]) -> str:

@@ -11,7 +11,7 @@ from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_registry.cli.errors import BadInput
 from octavo_registry.contract.cards import GATED, MOVES, OPTIMIZERS, ROUTERS, Activation, Norm, Op
-from octavo_registry.contract.request import GemmRequest, OptimizerRequest, Request
+from octavo_registry.contract.request import GemmRequest, OptimizerRequest, Request, describe_request
 from octavo_registry.contract.weights import as_it_lies
 from octavo_registry.dispatch.layer_requests import (
     ACTIVATED,
@@ -31,6 +31,7 @@ COMPOSED = (LAYER, MLP, MOE)
 OPERATIONS: tuple[str, ...] = (*get_args(Op), *COMPOSED)
 SIZES: tuple[Literal["host", "device"], ...] = ("host", "device")
 Text = TypeVar("Text", bound=str)
+_WHOLE = {MLP: "An expert MLP", MOE: "A MoE layer"}
 _OPERAND_OF: dict[str, Operand] = {"act_quantize": "x", "norm_quantize": "x", "dact_quantize": "dy"}
 
 
@@ -48,6 +49,16 @@ class Question:
     recipe: Recipe
     activation: Activation
     norm: Norm
+
+    @property
+    def title(self) -> str:
+        """What was asked, in words: of a composition the whole, and the product that its verdicts are about."""
+        words = describe_request(self.request())
+        if self.op not in COMPOSED:
+            return words
+        whole = "A grouped linear layer" if self.op == LAYER else f"{_WHOLE[self.op]} with {self.activation}"
+        passes = "forward and backward" if self.layer.training else "forward alone"
+        return f"{whole} in {self.recipe.kind}, {passes}: who serves its first product, {words}"
 
     def gemm_requests(self) -> dict[str, GemmRequest]:
         """The GEMMs that the operation is or consists of, by name; BadInput for one without GEMMs."""

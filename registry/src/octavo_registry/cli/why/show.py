@@ -14,15 +14,19 @@ _TITLES = {"mlp": "The MLP", "moe": "The MoE layer"}
 
 def show(answer: Answer) -> None:
     """Print it."""
-    request, decisions, recipe = answer.question.request(), answer.decisions, answer.question.recipe
+    decisions, recipe = answer.decisions, answer.question.recipe
     if recipe.computed_as is not recipe:
         print_line(f"{recipe.kind} ({recipe.fingerprint}){computed_words(recipe)}")
         print_line()
     rows = [(d.backend, d.verdict, f"{d.distribution} {d.version}".strip(), d.reason) for d in decisions]
-    print_table(describe_request(request), ("backend", "verdict", "from", "reason"), rows)
+    print_table(answer.question.title, ("backend", "verdict", "from", "reason"), rows)
     if answer.chip is not None:
         print_line()
         print_line(f"This is what cards and shape rules say of {answer.chip.name}; no such device was looked at.")
+    if answer.emulated:
+        print_line()
+        for products in answer.emulated:
+            print_line(products.sentence("this device" if answer.chip is None else answer.chip.name))
     if rows and answer.ways:
         print_line()
         for line in lines(answer.ways):
