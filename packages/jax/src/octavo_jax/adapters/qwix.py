@@ -30,12 +30,13 @@ from octavo_jax.linear.normalized_dense import layernorm_dense
 from octavo_jax.linear.ragged import ragged_dot
 from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
 from octavo_jax.moe.block import moe_mlp
+from octavo_jax.moe.block_report import explain as explain_block
 from octavo_jax.moe.experts import routed_mlp
 from octavo_jax.quantizers.functional import dequantize, quantize
 
 _LAYERS = (grouped_dense, ragged_dot, dense, layernorm_dense, grouped_mlp, layernorm_mlp, routed_mlp, moe_mlp)
-_OURS: tuple[Callable[..., Any], ...] = (quantize, dequantize, *_LAYERS)
-"""Public functions whose own products no provider may touch (MaxText#5114)."""
+_OURS: tuple[Callable[..., Any], ...] = (quantize, dequantize, *_LAYERS, explain_block)
+"""Public functions whose own products no provider may touch (MaxText#5114); explain traces a block's."""
 
 
 @dataclass(frozen=True, kw_only=True)
