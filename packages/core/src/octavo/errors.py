@@ -54,11 +54,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     wanted = name[:_LONGEST].lower()
     family = [each for each in by_lower if each.startswith(f"{wanted}-")]
     if family and wanted not in by_lower:
-        shortest = [each for each in family if not any(each.startswith(f"{other}-") for other in family)]
-        meant = [by_lower[each] for each in shortest]
-        return f"; did you mean {' or '.join([', '.join(meant[:-1]), meant[-1]]) if len(meant) > 1 else meant[0]}?"
-    close = difflib.get_close_matches(wanted, by_lower, n=1)
-    return f"; did you mean {by_lower[close[0]]}?" if close else ""
+        close = [each for each in family if not any(each.startswith(f"{other}-") for other in family)]
+    else:
+        close = difflib.get_close_matches(wanted, by_lower, n=1)
+    if not close:
+        return ""
+    *others, last = (by_lower[each] for each in close)
+    return f"; did you mean {', '.join(others)} or {last}?" if others else f"; did you mean {last}?"
 
 
 def explain_validation(model: str, error: ValidationError, fields: Iterable[str] = ()) -> str:

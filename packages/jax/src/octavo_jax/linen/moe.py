@@ -11,6 +11,7 @@ from jax import Array
 
 from octavo_jax.linen.base import Axes
 from octavo_jax.linen.mlp import MLPModule
+from octavo_jax.modules.block_options import block_options
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init, grouped_kernel_init
 from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, MoeReport, RouterStats, explain, moe_mlp
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
@@ -54,18 +55,12 @@ class MoE(MLPModule):
             router,
             wi,
             wo,
-            k=self.k,
-            activation=self.activation,
             normalize=self.normalize,
-            weights_on=self.weights_on,
             mask=mask,
-            exchange=self.exchange,
-            form=self.form,
-            weight_codes=self.weight_codes,
-            dtype=self.dtype,
             bi=bi,
             bo=bo,
             output_checkpoint_names=self.output_checkpoint_names,
+            **block_options(self),
         )
         y, stats = self._run(call, seed, groups=self.num_experts, layers=2)
         return y, stats
@@ -87,19 +82,13 @@ class MoE(MLPModule):
             router,
             wi,
             wo,
-            k=self.k,
-            activation=self.activation,
             recipe=self.recipe,
-            weights_on=self.weights_on,
-            dtype=self.dtype,
             bi=bi,
             bo=bo,
             sharding=self.sharding,
-            exchange=self.exchange,
-            form=self.form,
-            weight_codes=self.weight_codes,
             backend=self.backend,
             room=self.room,
+            **block_options(self),
         )
 
     @nn.nowrap

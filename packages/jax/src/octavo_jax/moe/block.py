@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from jax import Array
 from jax.typing import DTypeLike
@@ -21,6 +21,8 @@ from octavo_jax.moe.local_block import Arrays, Body, Result
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_registry.contract.cards import Activation
+
+Block = TypeVar("Block", bound=Body)
 
 
 def moe_mlp(
@@ -74,25 +76,49 @@ def moe_mlp(
     wi, wo and the biases. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves them.
     """
     arrays, sharding = checked(Arrays(x, mask, router, wi, wo, bi, bo, seed, state), dtype, sharding, exchange)
-    body = Body(
+    body = body_of(
+        Body,
+        arrays,
+        recipe=recipe,
+        preferred_element_type=preferred_element_type,
+        backend=backend,
+        form=form,
+        weight_codes=weight_codes,
         k=k,
         activation=activation,
-        recipe=as_recipe(recipe),
         normalize=normalize,
         weights_on=weights_on,
         dtype=dtype,
         checkpoint_name=checkpoint_name,
         output_checkpoint_names=output_checkpoint_names,
-        out_dtype=element_type(preferred_element_type, arrays.x.dtype),
-        backend=hashable(backend),
         room=room,
         sharding=sharding,
         exchange=exchange,
-        form=check_form(form),
-        weight_codes=check_weight_codes(weight_codes),
     )
     result = run_block(body, arrays)
     return (result.y, result.stats) if state is None else result
+
+
+def body_of(
+    kind: type[Block],
+    arrays: Arrays,
+    *,
+    recipe: RecipeLike,
+    preferred_element_type: DTypeLike | None,
+    backend: BackendNames,
+    form: Form,
+    weight_codes: WeightCodes,
+    **others: Any,
+) -> Block:
+    """A `kind` of block of `moe_mlp`'s static arguments; ValueError for those that do not fit."""
+    return kind(
+        recipe=as_recipe(recipe),
+        out_dtype=element_type(preferred_element_type, arrays.x.dtype),
+        backend=hashable(backend),
+        form=check_form(form),
+        weight_codes=check_weight_codes(weight_codes),
+        **others,
+    )
 
 
 def run_block(body: Body, arrays: Arrays) -> Result:

@@ -14,9 +14,8 @@ from octavo import DelayedScaling
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
 from octavo_jax.arrays.checks import check_arrays
-from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.dispatch.backends import BackendNames, hashable
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.device import device_of
 from octavo_jax.dispatch.fused import fusion_words
 from octavo_jax.dispatch.layer import Layer
@@ -25,11 +24,11 @@ from octavo_jax.mlp.autograd import Arrays as MlpArrays
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.moe.arrangement import Routing
-from octavo_jax.moe.block import checked, run_block
+from octavo_jax.moe.block import body_of, checked, run_block
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange, Way
 from octavo_jax.moe.expert_parallel import LACKING, chosen_way
 from octavo_jax.moe.experts import LocalExperts, composes
-from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
+from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
 from octavo_jax.moe.layer.tokens import reads_tokens
 from octavo_jax.moe.local_block import Arrays, Body
@@ -96,22 +95,24 @@ def explain(
         state = init_delayed(known, wi.shape[0]), init_delayed(known, wi.shape[0])
     seed = 0 if known is not None and known.stochastic else None
     arrays, sharding = checked(Arrays(x, None, router, wi, wo, bi, bo, seed, state), dtype, sharding, exchange)
-    asked = _Asked(
+    asked = body_of(
+        _Asked,
+        arrays,
+        recipe=known,
+        preferred_element_type=preferred_element_type,
+        backend=backend,
+        form=form,
+        weight_codes=weight_codes,
         k=k,
         activation=activation,
-        recipe=known,
         normalize=True,
         weights_on=weights_on,
         dtype=dtype,
         checkpoint_name=None,
         output_checkpoint_names=(None, None),
-        out_dtype=element_type(preferred_element_type, arrays.x.dtype),
-        backend=hashable(backend),
         room=room,
         sharding=sharding,
         exchange=exchange,
-        form=check_form(form),
-        weight_codes=check_weight_codes(weight_codes),
     )
     jax.eval_shape(lambda: run_block(asked, arrays))
     return asked.reports[-1]

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from jax import Array
 
+from octavo_jax.modules.block_options import block_options
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init
 from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, MoeReport, RouterStats, explain, moe_mlp
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
@@ -64,18 +65,12 @@ class MoE(MLPModule):
             self.router[...],
             self.wi[...],
             self.wo[...],
-            k=self.k,
-            activation=self.activation,
             normalize=self.normalize,
-            weights_on=self.weights_on,
             mask=mask,
-            exchange=self.exchange,
-            form=self.form,
-            weight_codes=self.weight_codes,
-            dtype=self.dtype,
             bi=value_of(self.wi_bias),
             bo=value_of(self.wo_bias),
             output_checkpoint_names=self.output_checkpoint_names,
+            **block_options(self),
         )
         y, stats = self._run(call, seed)
         return y, stats
@@ -90,17 +85,11 @@ class MoE(MLPModule):
             self.router[...],
             self.wi[...],
             self.wo[...],
-            k=self.k,
-            activation=self.activation,
             recipe=self.recipe,
-            weights_on=self.weights_on,
-            dtype=self.dtype,
             bi=value_of(self.wi_bias),
             bo=value_of(self.wo_bias),
             sharding=self.sharding,
-            exchange=self.exchange,
-            form=self.form,
-            weight_codes=self.weight_codes,
             backend=self.backend,
             room=self.room,
+            **block_options(self),
         )
