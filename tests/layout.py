@@ -27,7 +27,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
         *("memo", "uncounted_steps", "compiler", "arrays", "arithmetic", "functions", "dispatch", "wgrad"),
         *("scaling", "quantizers"),
-        *("linear", "mlp", "moe", "lora", "distributed", "optimizers", "checkpoint", "reference", "adapters"),
+        *("linear", "dense", "mlp", "moe", "lora", "distributed", "optimizers", "checkpoint", "reference", "adapters"),
     ),
     "octavo_jax": (
         *(

@@ -214,6 +214,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         lambda **given: layer(recipe=MXFP8()).forward(**given),
         lambda: {"x": leaf(M, K), "group_sizes": [3, 4]},
     ),
+    "Linear.forward": (
+        lambda **given: ot.Linear(K, N, recipe=MXFP8(), backend=BACKEND).forward(**given),
+        lambda: {"x": leaf(M, K)},
+    ),
     "GroupedMLP": (
         ot.GroupedMLP,
         lambda: {"num_groups": G, "in_features": K, "hidden_features": N, "out_features": K, "recipe": MXFP8()},
@@ -255,6 +259,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
         lambda: {"x": leaf(M, K), "group_sizes": [3, 4], "probs": torch.ones(M)},
     ),
     "convert": (ot.convert, lambda: {"model": layer(), "recipe": MXFP8(), "filter": "*"}),
+    "convert_linears": (
+        ot.convert_linears,
+        lambda: {"model": torch.nn.Sequential(torch.nn.Linear(K, N)), "recipe": MXFP8(), "filter": "*"},
+    ),
     "tensor_stats": (
         ot.tensor_stats,
         lambda: {"x": torch.ones(M, K), "spec": SPEC, "group_sizes": [3, 4], "rows": 128},
@@ -320,6 +328,7 @@ MORE = {
     "DelayedState.create": ("device",),
     "GroupedLinear": MODULE,
     "GroupedLinear.forward": ("weight", "bias_scales", "out", "grad_input", "lora"),
+    "Linear.forward": ("weight", "out", "grad_input", "lora"),
     "GroupedMLP": ("activation", "seed", "interleave", *MODULE),
     "GroupedMLP.forward": ("weights", "bias2_scales", "lora"),
     "GroupedLoRA": ("rank_stabilized", "device", "dtype", "backend"),
@@ -327,6 +336,7 @@ MORE = {
     "add_lora": ("rank_stabilized", "targets", "dtype"),
     "Sequential.forward": ("bias_scales", "bias2_scales"),
     "convert": ("seed", "backend"),
+    "convert_linears": ("seed", "backend"),
     "tensor_stats": ("direction", "seed", "scale", "rows"),
     "update_scales": ("process_group",),
     "stack_experts": ("names",),

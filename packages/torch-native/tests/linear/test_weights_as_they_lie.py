@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo import PRESETS, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import DelayedState, grouped_linear, grouped_mlp, grouped_mm, moe_mlp, quantize_weight
 from octavo_torch.dispatch import layer
-from octavo_torch.linear.explain import explain_linear
+from octavo_torch.linear.functional import explain_linear
 
 G, N, K, F, M, T = 4, 144, 176, 112, 260, 90
 NATIVE = "torch-native"

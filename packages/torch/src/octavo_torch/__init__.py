@@ -1,6 +1,6 @@
 """Octavo for PyTorch: low-precision grouped linear layers, their autograd, and the reference backend.
 
-Modules     `GroupedLinear`, `GroupedMLP` and `MoE`; `Sequential` and `Activation`
+Modules     `GroupedLinear`, `GroupedMLP` and `MoE`; `Linear` has one matrix; `Sequential` and `Activation`
 Functions   `grouped_linear`, `grouped_mlp`, `moe_mlp`: the same from tensors; `grouped_mm` is torch's with a recipe
 Tokens      `permute` and `unpermute` sort them by expert and back; `choose_experts` is a router
 Training    `update_scales` after each step with DelayedScaling; `quantize_weight` once for all microbatches; `AdamW`
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_state
     from octavo_torch.compiler.status import DeviceSizesError, ExchangeError, RowsLeftOutError, check_errors
     from octavo_torch.conversion import convert
+    from octavo_torch.dense.conversion import convert_linears
+    from octavo_torch.dense.module import Linear
     from octavo_torch.dispatch.room import Room
     from octavo_torch.distributed.fsdp.api import explain_gather, quantize_before_gather, unchanged_weights
     from octavo_torch.distributed.parallel import GroupedColumnParallel, GroupedMLPParallel, GroupedRowParallel
@@ -87,6 +89,7 @@ __all__ = [
     "GroupedRowParallel",
     "GroupedTensor",
     "KeptBytes",
+    "Linear",
     "MasterWeights",
     "MoE",
     "MoeShape",
@@ -111,6 +114,7 @@ __all__ = [
     "choose_experts",
     "convert",
     "convert_layout",
+    "convert_linears",
     "dact_quantize",
     "dequantize",
     "expert_tensors",
@@ -161,6 +165,8 @@ _DEFINING_MODULES = (
     "master_weights",
     "scaling.quantized_parameters",
     "conversion",
+    "dense.conversion",
+    "dense.module",
     "scaling.delayed_state",
     "wgrad.postponed",
     "moe.exchange",

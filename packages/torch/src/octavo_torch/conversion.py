@@ -1,28 +1,25 @@
-"""convert: give a model's experts another recipe, in place, selected by name."""
+"""convert: give a model's experts and its Linear layers another recipe, in place, selected by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule, is_dispatched
 from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.selection import Filter, check_filter, selects
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.module import GroupedLinear
+from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.mlp.experts import Experts
-from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule
-from octavo_torch.scaling.saved_state import STATE_BUFFERS
-
-Filter = str | Callable[[str, nn.Module], bool] | None
+from octavo_torch.scaling.changed_recipe import set_recipe
+from octavo_torch.scaling.recipe_module import RecipeModule
 
 
 def convert(
@@ -33,32 +30,32 @@ def convert(
     seed: int | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """Give the experts in `model` another recipe, in place; returns the names of the modules that have it now.
+    """Give experts and Linear layers in `model` another recipe, in place; returns the names of those that have it now.
 
     recipe    a Recipe or its name; None: high precision
     filter    selects modules: a pattern of whole names such as "model.layers.*.experts", or a function of name and
-              module; None: all experts
+              module; None: all experts, and all modules that are an octavo_torch.Linear
     seed      base of stochastic rounding's seeds; None: drawn from torch's generator
     backend   a name or a closed list of names
 
     Experts are GroupedLinear, GroupedMLP and MoE; modules of transformers that dispatch an experts function; modules
-    with torchtitan's method `_grouped_mm(A=, B_t=, offs=)`. Parameters, their names, classes and hooks stay.
+    with torchtitan's method `_grouped_mm(A=, B_t=, offs=)`. Parameters, their names, classes and hooks stay. Linear,
     GroupedLinear, GroupedMLP and MoE start with a fresh recipe state, in buffers; other libraries' modules have no
-    place for a state, so recipes with one are refused for them.
+    place for a state, so recipes with one are refused for them. torch.nn.Linear is left alone: `convert_linears` puts a
+    Linear in its place.
 
     Raises ValueError, before anything has changed, for arguments that do not fit and for a model without experts.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {brief(model)}; give a torch.nn.Module")
-    if filter is not None and not isinstance(filter, str) and not callable(filter):
-        raise ValueError(f"filter is {brief(filter)}; give a pattern of names, a function of name and module, or None")
+    check_filter(filter)
     chosen = recipe_of(recipe)
     experts = dict(_experts(model))
-    names = [name for name, module in experts.items() if _matches(filter, name, module)]
+    names = [name for name, module in experts.items() if selects(filter, name, module)]
     if not experts:
         raise ValueError(
-            "model has no experts; give one with GroupedLinear, GroupedMLP, MoE or modules of a known library"
-            + _one_by_one(model)
+            "model has no experts; give one with GroupedLinear, GroupedMLP, MoE or modules of a known library, or put "
+            "octavo_torch.Linear in the place of torch's by convert_linears" + _one_by_one(model)
         )
     if not names:
         all_names = ", ".join(name or "'' (the model itself)" for name in experts)
@@ -69,23 +66,17 @@ def convert(
     product = GroupedMM(chosen, seed, backend) if others else None
     for name in names:
         module = experts[name]
-        if isinstance(module, GroupedLinear | Experts):
-            _set_recipe(module, chosen, seed, backend)
+        if isinstance(module, LinearModule | Experts):
+            set_recipe(module, chosen, seed, backend, (2,) if isinstance(module, Experts) else ())
         elif product is not None:
             _set_product(module, product)
     return tuple(names)
 
 
-def _matches(filter: Filter, name: str, module: nn.Module) -> bool:
-    if filter is None:
-        return True
-    return fnmatchcase(name, filter) if isinstance(filter, str) else bool(filter(name, module))
-
-
 def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         has_grouped_mm = callable(getattr(module, "_grouped_mm", None))
-        if isinstance(module, GroupedLinear | Experts) or has_grouped_mm or is_dispatched(module):
+        if isinstance(module, LinearModule | Experts) or has_grouped_mm or is_dispatched(module):
             yield name, module
 
 
@@ -127,22 +118,3 @@ def _set_product(module: nn.Module, product: GroupedMM) -> None:
         module._grouped_mm = _TorchtitanGroupedMM(product)  # type: ignore[assignment]
     else:
         module.forward = partial(ExpertsFunction(product), cast("ExpertsModule", module))
-
-
-def _set_recipe(
-    module: GroupedLinear | Experts, recipe: Recipe, seed: int | None, backend: str | Sequence[str] | None
-) -> None:
-    """Replace the module's recipe; its buffers are as before the first step."""
-    layers = (2,) if isinstance(module, Experts) else ()
-    device: torch.device = next(module.parameters()).device
-    options = ModuleOptions(recipe, backend, seed, module.main_grad, module.per_group_parameters, delay_wgrad=False)
-    fresh = RecipeModule({"num_groups": module.num_groups}, options, device, layers)
-    for name in STATE_BUFFERS:
-        if name in module._buffers:
-            delattr(module, name)
-        if name in fresh._buffers:
-            module.register_buffer(name, fresh._buffers[name])
-    # not by assignment, which a module refuses: it would leave the buffers of the recipe before
-    for name in ("recipe", "backend", "_stochastic", "_stateful", "_seed", "_unused_amax"):
-        module.__dict__[name] = getattr(fresh, name)
-    module.reset_buffers()

@@ -84,7 +84,7 @@ class Observer:
         self.every, self.rows = every, rows
         self._layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, RecipeModule)}
         if not self._layers:
-            raise ValueError("model has no GroupedLinear, GroupedMLP or MoE to observe; give one that has")
+            raise ValueError("model has no GroupedLinear, Linear, GroupedMLP or MoE to observe; give one that has")
         self._probes = {name: self._made(layer) for name, layer in self._layers.items()}
         self._step = 0
         self.observing = False
@@ -140,7 +140,7 @@ class Observer:
 
 
 def observe(model: nn.Module, *, every: int = 100, rows: int | None = 128) -> Observer:
-    """Count what quantization does to x, w and dy of each GroupedLinear, GroupedMLP and MoE of `model`, at some steps.
+    """Count what quantization does to x, w and dy of each layer with a recipe in `model`, at some steps.
 
     every   step 0 is observed, and each `every`-th after it; at the others the layers run as without an observer
     rows    of each expert that are looked at, a multiple of 128, evenly spread, in 1024 of their columns; None: all, in

@@ -10,6 +10,7 @@ from rank_work.fsdp import (
     accumulate_with_an_empty_rank,
     codes_of_a_step,
     layer_of,
+    linear_layers,
     mlp_and_uneven,
     poison,
     train_all_dims,
@@ -88,6 +89,15 @@ def test_mlps_and_shards_that_are_not_equal(ranks: Ranks) -> None:
         assert equal == [True, True]
         assert told.count("quantized, then gathered") == 2
         assert "call quantize_before_gather first" in refused
+
+
+def test_linear_layers_are_gathered_as_values(ranks: Ranks) -> None:
+    """One matrix for all rows: the bits of one process, scales included; tensor parallelism, which FSDP2 is not and
+    which torch offers for its own linear layers, is refused when the layer is called."""
+    for equal, told, refused in ranks(linear_layers):
+        assert all(equal), equal
+        assert told == "weight: gathered unquantized: it is one matrix"
+        assert "leave this layer out of the parallelize plan" in refused
 
 
 def test_an_overflow_in_one_shard_is_not_hidden(ranks: Ranks) -> None:

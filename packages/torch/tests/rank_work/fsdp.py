@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -20,6 +21,7 @@ from octavo import MXFP8, PRESETS, BlockScaling, DelayedScaling, Recipe
 from octavo_torch import (
     GroupedLinear,
     GroupedMLP,
+    Linear,
     explain_gather,
     quantize_before_gather,
     unchanged_weights,
@@ -267,3 +269,21 @@ def poison(dim: int) -> tuple[bool, bool]:
         sharded(layer, dim)
         y = layer(data(0), sizes_of(SIZES))
     return bool(y[11:28].isnan().all()), bool(y[:11].isfinite().all())
+
+
+def linear_layers() -> tuple[list[bool], str, str]:
+    """A Linear in shards beside one process, what explain_gather says, and what tensor parallelism is told."""
+    made = []
+    for _ in range(3):
+        torch.manual_seed(1)
+        made.append(Linear(K, N, recipe=DelayedScaling(history=3), dtype=torch.bfloat16).to(device()))
+    plain, layer, split = made
+    expected = steps(plain, plain)
+    fully_shard(layer, mesh=mesh_of(), reshard_after_forward=True)
+    equal = same(norms_aside(steps(layer, layer)), norms_aside(expected))
+    parallelize_module(split, mesh_of(), ColwiseParallel())
+    try:
+        split(data(0))
+    except ValueError as error:
+        return equal, explain_gather(layer), str(error)
+    raise AssertionError

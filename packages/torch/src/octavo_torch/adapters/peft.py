@@ -60,7 +60,8 @@ def prepare(config: Config, model: nn.Module) -> Config:
     kinds = {type(module) for module in _served(model)}
     if not kinds:
         raise ValueError(
-            "model has no grouped weights; give one with GroupedLinear, GroupedMLP, MoE or experts of transformers"
+            "model has no grouped weights; give one with GroupedLinear, GroupedMLP, MoE or experts of transformers; an "
+            "octavo_torch.Linear needs no wrapper of Octavo's, since PEFT takes it for torch's"
         )
     register(dict.fromkeys(kinds, wrapper))
     return config

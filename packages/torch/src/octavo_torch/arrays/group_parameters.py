@@ -66,11 +66,16 @@ class GroupParameters(nn.Module):
             return None
         if not self.is_per_group(name):
             return cast(Tensor, getattr(self, name))
-        return tuple([cast(Tensor, getattr(self, part)) for part in part_names(name, self.num_groups)])
+        return tuple([cast(Tensor, getattr(self, part)) for part in self.part_names(name)])
 
     def is_per_group(self, name: str) -> bool:
         """True where each group has a parameter of its own instead of this one for all."""
         return name.rstrip("12") in self.per_group_parameters
+
+    def part_names(self, name: str) -> Sequence[str]:
+        """The names that the groups' parameters have where each group has its own, in group order."""
+        stem = f"{name}_" if name[-1].isdigit() else name
+        return [f"{stem}{group}" for group in range(self.num_groups)]
 
     def reset_uniform(self, name: str, bound: float) -> None:
         """Fill a parameter, if it is present, with values uniform in +-bound."""
@@ -82,19 +87,19 @@ class GroupParameters(nn.Module):
         """The parts of `value` [G, ...] by the names of this module's parameters."""
         if not self.is_per_group(name):
             return {name: value}
-        return dict(zip(part_names(name, self.num_groups), value.unbind(0), strict=True))
+        return dict(zip(self.part_names(name), value.unbind(0), strict=True))
 
     def _join_parts(self) -> None:
         """Put the parameters of each name into one block of memory again, where they are ordinary tensors."""
         for name in filter(self.is_per_group, self._shapes):
-            leaves = [cast(Tensor, getattr(self, part)) for part in part_names(name, self.num_groups)]
+            leaves = [cast(Tensor, getattr(self, part)) for part in self.part_names(name)]
             if all(map(is_plain, leaves)):
                 share(leaves)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
         for name, shape in self._shapes.items():
             whole = prefix + name
-            parts = [prefix + part for part in part_names(name, self.num_groups)]
+            parts = [prefix + part for part in self.part_names(name)]
             parted = self.is_per_group(name)
             if parted and whole in state_dict and tuple(state_dict[whole].shape) == shape:
                 state_dict.update(zip(parts, state_dict.pop(whole).unbind(0), strict=True))
@@ -111,9 +116,3 @@ class GroupParameters(nn.Module):
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._join_parts()
-
-
-def part_names(name: str, groups: int) -> Sequence[str]:
-    """The names of the groups' parameters, in group order."""
-    stem = f"{name}_" if name[-1].isdigit() else name
-    return [f"{stem}{group}" for group in range(groups)]

@@ -59,7 +59,7 @@ def _whole(parts: Sequence[Tensor]) -> Tensor:
 
 def joined(name: str, parts: Sequence[object]) -> Tensor:
     """`parts` as one tensor [G, ...], differentiable in each: without a copy where they share memory, except in a graph
-    of torch.compile.
+    of torch.compile. One part is never copied.
 
     Raises ValueError unless they are tensors of one shape, dtype and device, at least one.
     """
@@ -75,6 +75,8 @@ def joined(name: str, parts: Sequence[object]) -> Tensor:
                 f"{name_of(first.dtype)} {list(first.shape)} on {first.device}; give tensors that are alike"
             )
     tensors = cast("Sequence[Tensor]", parts)
+    if len(tensors) == 1:
+        return tensors[0].unsqueeze(0)
     if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
         return _joined(*tensors)
     return _whole(tensors)
@@ -98,6 +100,7 @@ def version_of(value: Weights) -> int:
 @torch.no_grad()
 def share(parts: Sequence[Tensor]) -> None:
     """Move `parts` into one block of memory, in order, unless they are in one; each stays the same tensor object."""
-    if len({(part.shape, part.dtype, part.device) for part in parts}) == 1 and stacked_view(parts) is None:
+    alike = len({(part.shape, part.dtype, part.device) for part in parts}) == 1
+    if len(parts) > 1 and alike and stacked_view(parts) is None:
         for part, memory in zip(parts, torch.stack(tuple(part.detach() for part in parts)), strict=True):
             part.data = memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from contextlib import suppress
+from math import prod
 from typing import Protocol, SupportsIndex, runtime_checkable
 
 import torch
@@ -85,9 +86,12 @@ def as_sizes(group_sizes: object, rows: int, groups: int | None, like: Tensor) -
     return sizes, at_host
 
 
-def all_rows(x: Tensor) -> list[int] | Tensor:
-    """The sizes of one group with all rows of `x`, on its device: a captured graph takes no sizes from the host."""
-    return [x.shape[0]] if x.is_cpu else torch.full((1,), x.shape[0], device=x.device)
+def all_rows(x: Tensor) -> Tensor:
+    """The sizes [1] of one group with all rows of `x` [..., K], on its device.
+
+    A captured graph takes no sizes from the host, and one tensor for many calls could belong to a graph's memory.
+    """
+    return torch.full((1,), prod(x.shape[:-1]), dtype=torch.int64, device=x.device)
 
 
 def _checked_sizes(group_sizes: object, rows: int, like: Tensor) -> tuple[Tensor, bool]:

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 from octavo.errors import printable
 from octavo_torch.arrays.checks import check_module, check_path
-from octavo_torch.arrays.group_parameters import part_names
 from octavo_torch.arrays.per_group import stacked_view
 from octavo_torch.checkpoint.codes import check_not_packed
 from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_layers, recipe_state
@@ -80,7 +79,7 @@ def _targets(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:
     for prefix, layer in recipe_layers(module).items():
         for own in layer._shapes:
             whole = f"{prefix}.{own}" if prefix else own
-            parts = [f"{prefix}.{part}" if prefix else part for part in part_names(own, layer.num_groups)]
+            parts = [f"{prefix}.{part}" if prefix else part for part in layer.part_names(own)]
             if whole in state and whole not in saved and set(parts) <= saved:
                 state.update(_parts(state.pop(whole), parts))
             elif whole not in state and whole in saved:

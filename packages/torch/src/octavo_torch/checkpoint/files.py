@@ -35,8 +35,8 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
     """Write the state dict of `module` and its recipes to one safetensors file. Needs the package safetensors.
 
     quantized   write weights of grouped layers as the codes and scales that the next forward reads, not as values;
-                weights that are already codes are always written unchanged, and those of a layer with one parameter
-                per group as values
+                weights that are already codes are always written unchanged, and those of a Linear, or of a layer with
+                one parameter per group, as values
 
     Tensors that share memory, as tied weights do, are written once under each of their names.
     Raises ValueError for PackedWeights, and for sharded parameters: save the latter and `recipe_state` with

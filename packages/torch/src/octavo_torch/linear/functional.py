@@ -1,4 +1,4 @@
-"""The public functions: quantize, dequantize, grouped_linear, grouped_mm."""
+"""The public functions grouped_linear and grouped_mm, and what explains a call of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import torch
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_torch.arrays.checks import BackendNames, backend_names
+from octavo_registry.dispatch.layer_plan import LayerPlan
+from octavo_torch.arrays.checks import BackendNames, HashableNames, backend_names
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.operands import check_operands
 from octavo_torch.arrays.per_group import Weights
-from octavo_torch.arrays.sizes import GroupSizes
+from octavo_torch.arrays.sizes import GroupSizes, as_sizes
+from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.dispatch.layer import layer_for
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import arguments
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import Rows, apply, traced
+from octavo_torch.linear.prepare import parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.wgrad.postponed import DelayedWgrad
@@ -87,6 +92,16 @@ def grouped_linear(
     call.main_grad, call.delayed_wgrad, call.room = main_grad, delayed_wgrad, room
     run = traced if _is_compiling() else apply
     return run(x, weight, group_sizes, bias, bias_scales, call)
+
+
+def explain_linear(
+    x: Tensor, weight: Weights, group_sizes: GroupSizes, recipe: Recipe, backend: HashableNames
+) -> LayerPlan:
+    """The plan of `grouped_linear` for these operands and the gradients that they require."""
+    w = parameters_of(weight, None).weight
+    check_operands(x, w)
+    _, at_host = as_sizes(group_sizes, x.shape[0], w.shape[0], x)
+    return layer_for(recipe, x, w, at_host, x.requires_grad, w.requires_grad, backend, wants_graph(x)).plan
 
 
 def grouped_mm(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
 from octavo_torch.arrays.per_group import leaves_of
+from octavo_torch.arrays.selection import Filter, check_filter, selects
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.module import GroupedLinear
+from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.lora.module import GroupedLoRA
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.mlp.packed_weight import PackedWeight
@@ -20,8 +20,7 @@ from octavo_torch.mlp.packed_weight import PackedWeight
 _CHILDREN = {"weight": "lora", "weight1": "lora1", "weight2": "lora2"}
 """Of each weight, the name of its adapter in the layer."""
 
-Layer = GroupedLinear | Experts
-Filter = str | Callable[[str, nn.Module], bool] | None
+Layer = LinearModule | Experts
 
 
 def add_lora(
@@ -38,8 +37,8 @@ def add_lora(
     """Put a GroupedLoRA beside the weights of the grouped layers in `module`, in place; returns the adapters' names.
 
     rank, alpha, rank_stabilized, dropout   as GroupedLoRA has them
-    targets   the weights: "weight" of GroupedLinear, whose adapter is the child `lora`; "weight1" and "weight2" of
-              GroupedMLP and MoE, whose adapters are `lora1`, in front of the activation, and `lora2`
+    targets   the weights: "weight" of GroupedLinear and Linear, whose adapter is the child `lora`; "weight1" and
+              "weight2" of GroupedMLP and MoE, whose adapters are `lora1`, in front of the activation, and `lora2`
     filter    selects layers: a pattern of whole names such as "model.layers.*.experts", or a function of name and
               module; None: all
     dtype     of A and B; None: the weight's
@@ -48,16 +47,13 @@ def add_lora(
     changed, for arguments that do not fit, and where no layer is selected, one has adapters or is sharded already.
     """
     check_module(module)
-    if filter is not None and not isinstance(filter, str) and not callable(filter):
-        raise ValueError(f"filter is {brief(filter)}; give a pattern of names, a function of name and module, or None")
+    check_filter(filter)
     if dtype is not None:
         check_dtype(dtype)
     wanted = _checked(targets)
     made: list[tuple[str, Layer, str, GroupedLoRA]] = []
     for name, layer in _layers(module):
-        if filter is not None and not (
-            fnmatchcase(name, filter) if isinstance(filter, str) else bool(filter(name, layer))
-        ):
+        if not selects(filter, name, layer):
             continue
         for weight in (weight for weight in wanted if weight in layer._shapes):
             first = _first_leaf(layer, name, weight)
@@ -69,8 +65,8 @@ def add_lora(
             made.append((_place(name, _CHILDREN[weight]), layer, _CHILDREN[weight], adapter))
     if not made:
         raise ValueError(
-            f"no weight among {', '.join(wanted)} is selected; give a module with GroupedLinear, GroupedMLP or MoE, "
-            "and targets and a filter that select some of them"
+            f"no weight among {', '.join(wanted)} is selected; give a module with GroupedLinear, Linear, GroupedMLP or "
+            "MoE, and targets and a filter that select some of them"
         )
     for _, layer, child, adapter in made:
         layer.add_module(child, adapter.train(layer.training))
@@ -126,7 +122,7 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, Layer]]:
     for name, layer in module.named_modules():
-        if isinstance(layer, GroupedLinear | Experts):
+        if isinstance(layer, LinearModule | Experts):
             yield name, layer
 
 

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from octavo_registry.contract.cards import GATED
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
+from octavo_torch.dense.module import Linear
 from octavo_torch.linear.grouped import Rows
 from octavo_torch.linear.module import GroupedLinear
+from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp import mlp
 from octavo_torch.mlp.activation_module import Activation
@@ -37,7 +39,7 @@ class Step:
 
 
 class Sequential(nn.Module):
-    """Operations in a row on rows sorted by group: GroupedLinear, GroupedMLP, Activation, and modules of one tensor.
+    """Operations in a row on rows sorted by group: GroupedLinear, GroupedMLP, Activation, Linear, others of one tensor.
 
     A GroupedLinear, an Activation and a GroupedLinear run as one `grouped_mlp`, with the quantizers between them fused
     where a backend can, if both layers have one recipe, groups, backend and main_grad and their features fit. Each has
@@ -125,6 +127,8 @@ class Sequential(nn.Module):
             elif isinstance(operation, GroupedLinear):
                 codes1, scales1 = quantized.get(step.first), scales.get(step.first)
                 x = operation(x, group_sizes, weight=codes1, bias_scales=scales1, **buffers)
+            elif isinstance(operation, Linear):
+                x = operation(x, weight=quantized.get(step.first), **buffers)
             elif isinstance(operation, Activation):
                 x = operation(x, probs)
             else:
@@ -141,7 +145,7 @@ class Sequential(nn.Module):
             if isinstance(operation, GroupedMLP):
                 pair = None if out is None else cast(QuantizedWeights, out[number])
                 quantized[number] = operation.quantize_weights(out=pair, unchanged=unchanged)
-            elif isinstance(operation, GroupedLinear):
+            elif isinstance(operation, LinearModule):
                 one = None if out is None else cast(QuantizedWeight, out[number])
                 quantized[number] = operation.quantize_weight(out=one, unchanged=unchanged)
         return quantized

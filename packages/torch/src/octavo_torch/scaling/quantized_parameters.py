@@ -19,9 +19,10 @@ def quantized_parameters(recipe: Recipe | str) -> Iterator[None]:
     recipe   a Recipe or its name, of which fprop and dgrad read codes, and whose codes depend on the values alone
 
     It applies to GroupedLinear, GroupedMLP and MoE, with this recipe or without one of their own; a module that is
-    given another recipe keeps values. The codes are those of the module's initial values, in the layouts that the
-    backend reads on the module's device. `weight.copy_(values)` and load_state_dict quantize new values in place;
-    `MasterWeights` has an optimizer train them. Raises ValueError for a recipe that does not fit.
+    given another recipe keeps values, and so does a Linear, whose weight is that of torch.nn.Linear. The codes are
+    those of the module's initial values, in the layouts that the backend reads on the module's device.
+    `weight.copy_(values)` and load_state_dict quantize new values in place; `MasterWeights` has an optimizer train
+    them. Raises ValueError for a recipe that does not fit.
     """
     chosen = recipe_of(recipe)
     if chosen.stateful:

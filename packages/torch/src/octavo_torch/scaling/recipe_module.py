@@ -103,7 +103,8 @@ class RecipeModule(GroupParameters):
 
         Raises ValueError for sides and options that do not fit.
         """
-        super().__init__()
+        # not super(): of a module that is one of torch's, too, that is the constructor with torch's arguments
+        nn.Module.__init__(self)
         for name, value in sides.items():
             check_count(name, value)
             setattr(self, name, value)
@@ -222,7 +223,7 @@ class RecipeModule(GroupParameters):
 
 
 def update_scales(module: nn.Module, process_group: ProcessGroup | None = None) -> None:
-    """Call `update_scales` of every GroupedLinear and GroupedMLP in `module`; do this after each optimizer step."""
+    """Call `update_scales` of every module with a recipe in `module`; do this after each optimizer step."""
     check_module(module)
     for layer in module.modules():
         if isinstance(layer, RecipeModule):

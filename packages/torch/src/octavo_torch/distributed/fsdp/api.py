@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import check_module
+from octavo_torch.dense.module import Linear
 from octavo_torch.distributed.fsdp.gather_state import GatherState
 from octavo_torch.distributed.fsdp.shard import WeightShard
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -24,7 +25,8 @@ def quantize_before_gather(module: nn.Module) -> None:
     Call it before fully_shard. Each rank quantizes its shard, and the codes that the ranks gather are bit for bit those
     of the whole weight, for shards along dims 0, 1 and 2. Where that is impossible (a block would be cut, a GEMM reads
     values, shards are not equal) the values are gathered and quantized as without this call; `explain_gather` tells
-    why. The sharded parameters keep their values, dtype and place in optimizers and state dicts.
+    why. A Linear's weight is gathered as values. The sharded parameters keep their values, dtype and place in
+    optimizers and state dicts.
 
     Raises ValueError for a module without such weights, or one that is sharded already.
     """
@@ -104,7 +106,8 @@ def explain_gather(module: nn.Module) -> str:
             lines.append(f"{prefix}{'.' * bool(prefix)}{name}: {how}")
         if isinstance(owner, RecipeModule):
             weights = [name for name in owner._shapes if name.startswith("weight") and owner.is_per_group(name)]
-            how = "gathered unquantized: it has one parameter per group"
+            what = "is one matrix" if isinstance(owner, Linear) else "has one parameter per group"
+            how = f"gathered unquantized: it {what}"
             lines += [f"{prefix}{'.' * bool(prefix)}{name}: {how}" for name in weights]
     return "\n".join(lines)
 

@@ -1,0 +1,31 @@
+"""Which modules of a model a caller means: by a pattern of whole names, or by a function of name and module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from octavo_torch.arrays.checks import brief
+
+Selection = str | Callable[[str, nn.Module], bool]
+"""A pattern of whole names, such as "model.layers.*.experts", or a function of name and module."""
+
+Filter = Selection | None
+"""The same, or None for all."""
+
+
+def check_filter(filter: object, needed: bool = False) -> None:
+    """Raises ValueError for anything but a Filter, and for None where a selection is `needed`."""
+    if (filter is None and not needed) or isinstance(filter, str) or callable(filter):
+        return
+    none = "" if needed else ", or None"
+    raise ValueError(f"filter is {brief(filter)}; give a pattern of names, a function of name and module{none}")
+
+
+def selects(filter: Filter, name: str, module: nn.Module) -> bool:
+    """True where `filter` means the module of this name."""
+    if filter is None:
+        return True
+    return fnmatchcase(name, filter) if isinstance(filter, str) else bool(filter(name, module))

@@ -1,0 +1,1 @@
+"""Linear layers of one matrix for all rows."""
