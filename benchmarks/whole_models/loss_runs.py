@@ -13,7 +13,7 @@ import torch
 from library_text import read_text
 from torch import Tensor
 from transformers_moe import MODELS, build
-from ways import THEIRS, implementation
+from ways import THEIRS, Served
 
 import octavo_torch
 from octavo_cli.train.data import Corpus
@@ -75,7 +75,7 @@ def train(way: str, seed: int, corpus: Corpus, options: argparse.Namespace) -> d
     kind, tiny, _ = MODELS[options.model]
     sizes = {**tiny, "vocab_size": 256} if options.quick else SMALL[options.model]
     model = build(kind, sizes, options)
-    model.set_experts_implementation(implementation(way))
+    Served(model).by(way)
     optimizer = octavo_torch.AdamW(model.parameters(), lr=options.lr, capturable=True)
     step, losses = step_of(model, optimizer), torch.zeros(options.steps, device=device)
     batches = [corpus.batch(seed, number, options.batch, options.length - 1) for number in range(options.steps)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from spans import Mark, Spans
 from transformers_moe import MODELS, batches, build
-from ways import THEIRS, implementation
+from ways import THEIRS, Served
 
 import octavo_torch
 
@@ -29,6 +29,7 @@ class Steps:
 
     def __init__(self, model: Any, data: list[torch.Tensor], device: torch.device) -> None:
         self.model, self.data, self.device, self.number = model, data, device, 0
+        self.served = Served(model)
         self.spans = Spans((layer.mlp.experts for layer in model.model.layers), device)
 
     def step(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
@@ -61,11 +62,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     sizes["vocab_size"] = options.vocabulary or sizes["vocab_size"]
     model = build(kind, sizes, options)
     steps = Steps(model, batches(options, model.config.vocab_size), device)
-    implementations = {way: implementation(way) for way in (THEIRS, *options.way)}
     rows = []
     for name in options.optimizer:
         optimizer = OPTIMIZERS[name](model.parameters(), fused=device.type == "cuda")
-        rows += in_turns(steps, optimizer, implementations, options, name)
+        rows += in_turns(steps, optimizer, (THEIRS, *options.way), options, name)
         compare(rows, name)
         del optimizer
         gc.collect()
@@ -101,17 +101,17 @@ def compare(rows: list[dict[str, Any]], name: str) -> None:
 
 
 def in_turns(
-    steps: Steps, optimizer: torch.optim.Optimizer, ways: dict[str, str], options: argparse.Namespace, name: str
+    steps: Steps, optimizer: torch.optim.Optimizer, ways: Sequence[str], options: argparse.Namespace, name: str
 ) -> list[dict[str, Any]]:
     """A row for each way; every second turn goes backwards."""
     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     peaks: dict[str, int | None] = dict.fromkeys(ways)
     failed: dict[str, str] = {}
     for turn in range(options.turns):
-        for way in list(ways)[:: -1 if turn % 2 else 1]:
+        for way in ways[:: -1 if turn % 2 else 1]:
             if way in failed:
                 continue
-            steps.model.set_experts_implementation(ways[way])
+            steps.served.by(way)
             try:
                 measured, peaks[way] = steps.turn(optimizer, options.calls)
                 found[way] += measured

@@ -67,11 +67,11 @@ def test_whole_models_take_turns(model: str, tmp_path: Path) -> None:
     """One model serves every way and each optimizer, and the experts' time is a part of the step's."""
     pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
     output = tmp_path / "speed.json"
-    chosen = ("--way", "bf16", "--way", "fp8-block/lean/remake", "--optimizer", "torch", "--optimizer", "octavo")
+    ways = ("grouped_mm", "bf16", "fp8-block/lean/remake/linears")
+    chosen = [part for way in ways[1:] for part in ("--way", way)] + ["--optimizer", "torch", "--optimizer", "octavo"]
     tiny = ("--quick", "--device", "cpu", "--turns", "2", "--calls", "1", "--output", str(output))
     run(ROOT / "benchmarks" / "whole_models", "speed", model, *chosen, *tiny)
     rows = json.loads(output.read_text())["rows"]
-    ways = ("grouped_mm", "bf16", "fp8-block/lean/remake")
     assert [(row["optimizer"], row["way"]) for row in rows] == [
         (name, way) for name in ("torch", "octavo") for way in ways
     ]
@@ -79,9 +79,36 @@ def test_whole_models_take_turns(model: str, tmp_path: Path) -> None:
         assert 0 < row["experts_share"] < 1
         assert row["optimizer_ms"] < row["step_ms"]
         assert row["tokens_per_second"] > 0
-        theirs = rows[0 if row["optimizer"] == "torch" else 3]
+        theirs = rows[0 if row["optimizer"] == "torch" else len(ways)]
         assert row["over_grouped_mm"]["experts_ms"] == pytest.approx(row["experts_ms"] / theirs["experts_ms"], abs=1e-4)
         assert row["over_first"]["tokens_per_second"] == pytest.approx(rows[0]["step_ms"] / row["step_ms"], abs=1e-4)
+
+
+def test_a_way_takes_the_projections_and_gives_them_back() -> None:
+    """With /linears they compute in the way's recipe, from the parameters that the model has; without, torch's do."""
+    transformers = pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    from torch import nn
+
+    import octavo
+    from octavo_torch import Linear
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks" / "whole_models"))
+        import ways
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
+        num_hidden_layers=2, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32,
+    )  # fmt: skip
+    model = transformers.Qwen3MoeForCausalLM._from_config(config)
+    parameters, served = dict(model.named_parameters()), ways.Served(model)
+    for way, kind in (("fp8-block/lean/linears", Linear), ("fp8-block", nn.Linear), ("mxfp8/linears", Linear)):
+        served.by(way)
+        projections = [getattr(layer.self_attn, f"{part}_proj") for layer in model.model.layers for part in "qkvo"]
+        assert {type(module) for module in projections} == {kind}
+        if kind is Linear:
+            assert {module.recipe for module in projections} == {octavo.recipe(way.split("/")[0])}
+        assert type(model.lm_head) is nn.Linear
+        assert all(value is parameters[name] for name, value in model.named_parameters())
 
 
 def test_losses_of_whole_models_are_paired(tmp_path: Path) -> None:
@@ -89,18 +116,18 @@ def test_losses_of_whole_models_are_paired(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
     output, text = tmp_path / "losses.json", tmp_path / "text.py"
     text.write_bytes((ROOT / "noxfile.py").read_bytes() * 4)
-    chosen = ("--way", "bf16", "--way", "fp8-block", "--seeds", "2", "--text", str(text))
+    chosen = ("--way", "bf16", "--way", "fp8-block/linears", "--seeds", "2", "--text", str(text))
     run(
         ROOT / "benchmarks" / "whole_models", "losses", "qwen3-moe", *chosen, "--quick", "--device", "cpu",
         "--output", str(output),
     )  # fmt: skip
     record = json.loads(output.read_text())
     held_out = {(row["way"], row["seed"]): row["held_out_loss"] for row in record["rows"]}
-    assert set(held_out) == {(way, seed) for way in ("grouped_mm", "bf16", "fp8-block") for seed in (0, 1)}
+    assert set(held_out) == {(way, seed) for way in ("grouped_mm", "bf16", "fp8-block/linears") for seed in (0, 1)}
     for seed in (0, 1):
         assert abs(held_out["bf16", seed] - held_out["grouped_mm", seed]) <= 2.0**-8 * held_out["grouped_mm", seed]
     assert held_out["grouped_mm", 0] != held_out["grouped_mm", 1]
-    assert [gap["way"] for gap in record["gaps"]] == ["bf16", "fp8-block"]
+    assert [gap["way"] for gap in record["gaps"]] == ["bf16", "fp8-block/linears"]
     assert all(len(gap["per_seed_percent"]) == 2 for gap in record["gaps"])
 
 
