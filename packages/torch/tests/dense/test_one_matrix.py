@@ -270,7 +270,7 @@ def test_a_plan_says_who_multiplies(rng: np.random.Generator) -> None:
         (lambda: Linear(K, N, 1, recipe=None), "bias is 1; give True or False"),  # type: ignore[arg-type]
         (lambda: make()(torch.randn(3, K + 16, dtype=torch.bfloat16)), f"x has {K + 16} features and weight"),
         (lambda: make()(torch.randn(3, K)), "x has dtype float32 and weight bfloat16; cast one"),
-        (lambda: make()("x"), r"x is a str; give a tensor \[M, K\]"),  # type: ignore[arg-type]
+        (lambda: make()("x"), r"x is a str; give a tensor \[M, K\]"),
     ],
 )
 def test_arguments_that_do_not_fit(call: Any, sentence: str) -> None:
