@@ -18,7 +18,10 @@ constexpr double LAUNCH = 4.0, TILE_START = 0.5;
 constexpr double EXPOSED = 0.25;  // fraction of the shorter of math and memory time that the longer one does not hide
 // Fraction of the peak rate that each tile reaches: smaller ones load more per product, and 128x128 has fewer bytes in
 // flight.
-constexpr double REACHED[GEMM_TILE_COUNT] = {1.0, 0.58, 0.75};
+constexpr double REACHED[] = {1.0, 0.58, 0.75};
+// The same where each column has a scale, so that promotion takes longer than the products: it is shorter per product
+// in parts of 192 columns, and of three warpgroups two multiply while one promotes.
+constexpr double REACHED_BY_COLUMNS[GEMM_TILE_COUNT] = {0.70, 0.67, 0.63, 0.75, 0.82};
 
 constexpr int K_BLOCK_BYTES = 128;
 
@@ -27,19 +30,27 @@ double flops(const GemmSpec& spec) {
   return spec.fast_accumulation ? FAST_FLOPS : PROMOTED_FLOPS;
 }
 
+// wgrad whose operands both have a scale for each 128 tokens of a column.
+bool scales_columns(const GemmSpec& spec) {
+  return spec.gemm == Gemm::wgrad && multiplies_fp8(spec) && spec.scaling == Scaling::block && !spec.right_square;
+}
+
 // Fraction of the shorter of a tile's products and its stores that the longer one does not hide. Sums that are added to
-// fp32 go out beside the next tile's products in tiles of 128x256, and by a bulk reduction in those of 128x128.
+// fp32 go out beside the next tile's products in tiles above 128x128, and by a bulk reduction in those of 128x128.
 double exposed_store(const GemmSpec& spec, int number) {
   if (!spec.accumulate || spec.out_dtype != DType::f32) return 1.0;
   if (number == 0) return multiplies_fp8(spec) && spec.scaling == Scaling::row ? 1.0 : 0.35;
   if (number == 1) return multiplies_fp8(spec) && spec.scaling != Scaling::block ? 0.0 : 0.4;
+  if (number == 3) return 0.25;
+  if (number == 4) return 0.6;
   return 1.0;
 }
 
 double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_blocks, double bytes, int sms) {
   const GemmTile& tile = GEMM_TILES[number];
   const double depth = K_BLOCK_BYTES / (multiplies_fp8(spec) ? 1.0 : 2.0);
-  const double math = k_blocks * 2.0 * tile.rows * tile.cols * depth / (flops(spec) * REACHED[number]);
+  const double reached = scales_columns(spec) ? REACHED_BY_COLUMNS[number] : REACHED[number];
+  const double math = k_blocks * 2.0 * tile.rows * tile.cols * depth / (flops(spec) * reached);
   const double store = double(tile.rows) * tile.cols * dtype_bytes(spec.out_dtype) * (spec.accumulate ? 2 : 1);
   const double left = store / MEMORY_BYTES;
   const double one = TILE_START + std::max(math, left) + exposed_store(spec, number) * std::min(math, left);
@@ -52,7 +63,7 @@ double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_b
 const GemmTile* gemm_tiles(const GemmSpec& spec, int* count) {
   const bool rare =
       multiplies_fp8(spec) ? spec.right_format != Format::e4m3 : !spec.quantized && spec.dtype != DType::bf16;
-  *count = rare ? 1 : GEMM_TILE_COUNT;
+  *count = rare ? 1 : scales_columns(spec) ? GEMM_TILE_COUNT : 3;
   return GEMM_TILES;
 }
 

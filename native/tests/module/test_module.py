@@ -113,6 +113,26 @@ def test_every_tile_of_a_gemm_is_a_choice_and_the_models_comes_first() -> None:
     assert all(choice.tiles > 0 and choice.waves > 0 and 0 < choice.filled <= 1 for choice in choices)
 
 
+@pytest.mark.parametrize(
+    ("accumulate", "expected"), [(False, "192x128"), (True, "128x192")], ids=["stored", "added to main_grad"]
+)
+@pytest.mark.parametrize("shape", [(32, 7168, 4096, 32768), (8, 4096, 28672, 16384)], ids=["DSv3", "Mixtral"])
+def test_a_scale_per_column_has_tiles_of_its_own(
+    shape: tuple[int, int, int, int], accumulate: bool, expected: str
+) -> None:
+    """Where promotion takes longer than the products, the model chooses a tile that hides more of it."""
+    groups, k, n, rows = shape
+    sides = {"groups": groups, "k": k, "n": n, "rows": rows}
+    names = {"gemm": "wgrad", "scaling": "block", "out_dtype": "float32", "accumulate": accumulate}
+    names |= {} if accumulate else {"out_dtype": "bfloat16"}
+    (chosen, *_) = gemms.gemm_choices(gemms.gemm_named(**names), **sides)
+    assert chosen.name == expected
+    for others in ({"right_square": True}, {"scaling": "current"}):
+        gemm = gemms.gemm_named(**{**names, **others})
+        assert not {"192x128", "128x192"} & set(gemm.tiles())
+        assert gemms.gemm_choices(gemm, **sides)[0].name == "128x256"
+
+
 def test_layouts_of_gemms_are_those_of_the_planes_that_they_read() -> None:
     """Rowwise planes are rows, columnwise ones panels; every GEMM reads two of x, w and dy."""
     known = {layouts.NATIVE_ROWS, layouts.NATIVE_COLUMNS}

@@ -1,4 +1,4 @@
-// wgmma: 64 rows of A times 128 or 256 columns of B, both in smem with the 128-byte swizzle, accumulated in fp32.
+// wgmma: 64 rows of A times 128, 192 or 256 columns of B, both in smem with the 128-byte swizzle, accumulated in fp32.
 // PTX ISA, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 
@@ -48,6 +48,14 @@ __device__ __forceinline__ void wgmma_fence_operands(float (&d)[N]) {
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+#define OCTAVO_NAMES_96 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+
 #define OCTAVO_NAMES_128 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -63,7 +71,8 @@ __device__ __forceinline__ void wgmma_fence_operands(float (&d)[N]) {
       "+f"(d[i + 7])
 #define OCTAVO_32(d, i) OCTAVO_8(d, i), OCTAVO_8(d, i + 8), OCTAVO_8(d, i + 16), OCTAVO_8(d, i + 24)
 #define OCTAVO_SUMS_64(d) OCTAVO_32(d, 0), OCTAVO_32(d, 32)
-#define OCTAVO_SUMS_128(d) OCTAVO_SUMS_64(d), OCTAVO_32(d, 64), OCTAVO_32(d, 96)
+#define OCTAVO_SUMS_96(d) OCTAVO_SUMS_64(d), OCTAVO_32(d, 64)
+#define OCTAVO_SUMS_128(d) OCTAVO_SUMS_96(d), OCTAVO_32(d, 96)
 
 // `a`, `b`, `add`: operand numbers after the accumulators. FP8 is always K-major; 16-bit operands carry transpose bits.
 #define OCTAVO_WGMMA(n, sums, a, b, add, kind, tail) \
@@ -72,11 +81,14 @@ __device__ __forceinline__ void wgmma_fence_operands(float (&d)[N]) {
                : OCTAVO_SUMS_##sums(d) \
                : "l"(left), "l"(right), "r"(static_cast<int>(adds)))
 #define OCTAVO_WGMMA_128(kind, tail) OCTAVO_WGMMA("128", 64, "64", "65", "66", kind, tail)
+#define OCTAVO_WGMMA_192(kind, tail) OCTAVO_WGMMA("192", 96, "96", "97", "98", kind, tail)
 #define OCTAVO_WGMMA_256(kind, tail) OCTAVO_WGMMA("256", 128, "128", "129", "130", kind, tail)
 
 #define OCTAVO_BY_WIDTH(kind, tail) \
   if constexpr (N == 64) { \
     OCTAVO_WGMMA_128(kind, tail); \
+  } else if constexpr (N == 96) { \
+    OCTAVO_WGMMA_192(kind, tail); \
   } else { \
     OCTAVO_WGMMA_256(kind, tail); \
   }
@@ -94,7 +106,7 @@ __device__ __forceinline__ void wgmma_fence_operands(float (&d)[N]) {
 // d (+)= left [64, K] right [K, 2 N], K being 32 bytes. A transposed operand lies in TMA tiles of 64 K-rows.
 template <Element L, Element R, bool left_transposed, bool right_transposed, int N>
 __device__ __forceinline__ void wgmma(float (&d)[N], uint64_t left, uint64_t right, bool adds) {
-  static_assert(N == 64 || N == 128);
+  static_assert(N == 64 || N == 96 || N == 128);
   if constexpr (L == Element::bf16) {
     OCTAVO_BY_MAJOR("k16.f32.bf16.bf16")
   } else if constexpr (L == Element::f16) {
@@ -113,13 +125,16 @@ __device__ __forceinline__ void wgmma(float (&d)[N], uint64_t left, uint64_t rig
 #undef OCTAVO_BY_MAJOR
 #undef OCTAVO_BY_WIDTH
 #undef OCTAVO_WGMMA_256
+#undef OCTAVO_WGMMA_192
 #undef OCTAVO_WGMMA_128
 #undef OCTAVO_WGMMA
 #undef OCTAVO_SUMS_128
+#undef OCTAVO_SUMS_96
 #undef OCTAVO_SUMS_64
 #undef OCTAVO_32
 #undef OCTAVO_8
 #undef OCTAVO_NAMES_128
+#undef OCTAVO_NAMES_96
 #undef OCTAVO_NAMES_64
 
 }  // namespace octavo::cuda

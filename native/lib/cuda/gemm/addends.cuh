@@ -1,6 +1,6 @@
-// fp32 results that sums are added to, in tiles of 256 columns: behind a tile's last K-block its part of the result
-// comes through the ring of stages, consumers add their sums in place, and store warps have TMA store it while the next
-// tile begins.
+// fp32 results that sums are added to, in tiles of more than 128 rows or columns: behind a tile's last K-block its part
+// of the result comes through the ring of stages, consumers add their sums in place, and store warps have TMA store it
+// while the next tile begins.
 //
 // Reduce-adds in L2 would save these loads, but they leave smem at the rate of device memory, and the consumers or the
 // ring wait for that; stores leave as fast as L2 takes them.
@@ -15,7 +15,8 @@ namespace octavo::cuda {
 template <class Config>
 struct Addends {
   // TMA tiles of 64 rows x 32 columns for each warpgroup, and how many of them fit in a stage.
-  static constexpr int TILES = Config::ADDS_IN_PLACE ? Config::COLS / 32 : 0, PER_STAGE = 1 + Config::TILE_N / 128;
+  static constexpr int TILES = Config::ADDS_IN_PLACE ? Config::COLS / 32 : 0;
+  static constexpr int PER_STAGE = 1 + Config::TILE_N / (64 * Config::WARPGROUPS);
   static constexpr int STAGES = (TILES + PER_STAGE - 1) / PER_STAGE;  // that a tile's part of the result passes
 
   __device__ static bool used(const GemmParams& params) { return TILES > 0 && params.finish == Finish::adds; }
@@ -26,10 +27,10 @@ struct Addends {
     for (int first = 0; first < TILES; first += PER_STAGE) {
       const int count = min(PER_STAGE, TILES - first);
       int stage;
-      uint64_t* const full = pipeline.producer_acquire(stage, count * CONSUMER_WARPGROUPS * BLOCK_BYTES);
+      uint64_t* const full = pipeline.producer_acquire(stage, count * Config::WARPGROUPS * BLOCK_BYTES);
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
-        for (int warpgroup = 0; warpgroup < CONSUMER_WARPGROUPS; ++warpgroup) {
+        for (int warpgroup = 0; warpgroup < Config::WARPGROUPS; ++warpgroup) {
           tma_load_once(params.out_map, pipeline.addends(stage, i, warpgroup), full, tile.n + 32 * (first + i),
                         tile.m + 64 * warpgroup, tile.group);
         }

@@ -1,4 +1,4 @@
-// The grouped GEMM kernel: persistent CTAs, each with one producer warp (TMA loads), two consumer warpgroups (wgmma)
+// The grouped GEMM kernel: persistent CTAs, each with one producer warp (TMA loads), consumer warpgroups (wgmma)
 // and, in launches that use them, a store warp for each warpgroup (TMA stores).
 //
 //   reads   both operands' codes through L2, each once per tile, and the block scales next to them
@@ -26,30 +26,32 @@ template <int M, int N, int STAGE_COUNT, Element L, Element R, bool LT, bool RT,
           Gathered G = Gathered::none>
 struct GemmConfig {
   static constexpr int TILE_M = M, TILE_N = N, STAGES = STAGE_COUNT;
+  static constexpr int WARPGROUPS = M == 192 ? 3 : 2;  // of consumers
+  static constexpr int CONSUMER_WARPS = WARPS_EACH * WARPGROUPS, THREADS = 128 * (1 + WARPGROUPS);
   static constexpr Element LEFT = L, RIGHT = R;
   static constexpr bool LEFT_TRANSPOSED = LT, RIGHT_TRANSPOSED = RT;
   static constexpr Promotion PROMOTION = P;
   static constexpr Gathered GATHERED = G;
-  static constexpr bool SPLITS_ROWS = M == 64 * CONSUMER_WARPGROUPS;
-  static constexpr int COLS = SPLITS_ROWS ? N : N / CONSUMER_WARPGROUPS;  // per warpgroup
-  // With promotion 128 columns at a time: wgmma's accumulators take 64 registers on top of the fp32 sums of all
-  // columns.
-  static constexpr int PART_COLS = P == Promotion::none ? COLS : 128, PARTS = COLS / PART_COLS;
+  static constexpr bool SPLITS_ROWS = M == 64 * WARPGROUPS;
+  static constexpr int COLS = SPLITS_ROWS ? N : N / WARPGROUPS;  // per warpgroup
+  // With promotion 128 columns at a time, or 192: wgmma's accumulators take 64 or 96 registers on top of the fp32 sums
+  // of all columns.
+  static constexpr int PART_COLS = P == Promotion::none || N == 192 ? COLS : 128, PARTS = COLS / PART_COLS;
   // fp32 sums that are added to the result are staged in smem if a whole tile of them fits.
   static constexpr bool STAGED = M == 128 && N == 128;
   static constexpr bool LEFT_SCALES = P >= Promotion::square, RIGHT_SCALES = P == Promotion::vectors;
   // TMA tiles of a bf16 result for which a warp has smem of its own, and those that it borrows: the left operand's part
   // of the last stages, which no wgmma reads any more.
-  static constexpr int OUT_TILES = M == 64 ? 0 : RIGHT_SCALES ? 1 : 2;
+  static constexpr int OUT_TILES = M == 64 ? 0 : RIGHT_SCALES && M == 128 ? 1 : 2;
   static constexpr int BORROWED_TILES = OUT_TILES == 0 ? 0 : COLS / 64 - OUT_TILES;
   // Whether a store warp may wait, and not the consumers, until those of a bf16 result have been read from smem. bf16's
   // wgrad, which gains from it with few tokens per group, takes 1.01 of the time with more, only because the code is
   // there.
   static constexpr bool STORE_WARPS =
       G == Gathered::none && M == 128 && N == 256 && (P != Promotion::none || (L == Element::bf16 && !LT));
-  // Of 128 and of 256 threads: the 168 of each that a launch has. Warps that gather hold addresses.
+  // Of 128 threads and of the others: the 168, or 128, of each that a launch has. Warps that gather hold addresses.
   static constexpr int PRODUCER_REGISTERS = G == Gathered::none ? 56 : 72;
-  static constexpr int CONSUMER_REGISTERS = G == Gathered::none ? 224 : 216;
+  static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 3 ? 152 : G == Gathered::none ? 224 : 216;
   static constexpr int K_ELEMENTS = SWIZZLE_BYTES / (L <= Element::e5m2 ? 1 : 2);  // per K-block
   // In a tile of more K-blocks L2 would evict the prefetched result before the epilogue needs it.
   static constexpr int PREFETCH_BLOCKS = (N == 256 ? 1024 : 512) / K_ELEMENTS;
@@ -61,7 +63,10 @@ struct GemmConfig {
   // and wgrad alone adds, whose operands lie alike.
   static constexpr bool COLUMNS = L <= Element::e5m2 && P <= Promotion::plain;
   static constexpr bool ADDS = LT == RT;
-  static constexpr bool ADDS_IN_PLACE = ADDS && M == 128 && !STAGED;
+  static constexpr bool ADDS_IN_PLACE = ADDS && M != 64 && !STAGED;
+  // Tiles of 192 rows or columns are for wgrad with a scale per column.
+  static constexpr bool K_GROUPED = M == 192 || N == 192;
+  static_assert(!K_GROUPED || P == Promotion::vectors);
   static_assert(P == Promotion::none || (L <= Element::e5m2 && R <= Element::e5m2));
   static_assert(M == 64 || SPLITS_ROWS);
   static_assert(G == Gathered::none || P == Promotion::none, "codes of tokens are not gathered");
@@ -282,7 +287,7 @@ __device__ void storer(const GemmParams& params, GemmPipeline<Config>& pipeline,
     if (k_blocks == 0) {
       pipeline.release_stored_tile(number);
     } else if (adds) {
-      const int to = store_warps<Config> == 1 ? CONSUMER_WARPGROUPS : warpgroup + 1;
+      const int to = store_warps<Config> == 1 ? Config::WARPGROUPS : warpgroup + 1;
       Addends<Config>::store(params, tile, warpgroup, to, pipeline);
       pipeline.release_stored_tile(number);
     } else if constexpr (Config::STORE_WARPS) {
@@ -298,7 +303,7 @@ __device__ void storer(const GemmParams& params, GemmPipeline<Config>& pipeline,
 }
 
 template <class Config>
-__global__ void __launch_bounds__(GEMM_THREADS, 1) gemm_kernel(const __grid_constant__ GemmParams params) {
+__global__ void __launch_bounds__(Config::THREADS, 1) gemm_kernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   GemmSmem<Config>& smem = *reinterpret_cast<GemmSmem<Config>*>(smem_bytes);
   if (threadIdx.x == 0) GemmPipeline<Config>::init(smem, params.store_warps);

@@ -48,6 +48,7 @@ class GemmMainloop {
   static constexpr Element L = Config::LEFT, R = Config::RIGHT;
   static constexpr bool LT = Config::LEFT_TRANSPOSED, RT = Config::RIGHT_TRANSPOSED;
   static constexpr int PARTS = Config::PARTS, STEPS = 4;  // wgmmas per K-block
+  static constexpr int SUMS = Config::PART_COLS / 2;      // of a thread and part
   // 32 bytes along K, or 16 rows of a transposed TMA tile
   static constexpr int LEFT_STEP = LT ? 16 * SWIZZLE_BYTES : 32, RIGHT_STEP = RT ? 16 * SWIZZLE_BYTES : 32;
 
@@ -124,15 +125,14 @@ class GemmMainloop {
     ahead.full = pipeline_.consumer_try_wait();
   }
 
-  // One part after the other: wgmma's accumulators of one part take 64 registers on top of the fp32 sums of all. The
-  // other warpgroup's wgmmas run while this one promotes: between the end of one part's wgmmas and the start of the
-  // next part's, each cycle above 256 leaves the tensor cores idle.
+  // One part after the other: wgmma's accumulators of one part take 64 or 96 registers on top of the fp32 sums of all.
+  // The other warpgroups' wgmmas run while this one promotes: with two of them and parts of 128 columns, each cycle
+  // above 256 between the end of one part's wgmmas and the start of the next part's leaves the tensor cores idle.
   __device__ void run_promoted(const GemmTileAt& tile, Sums& sums) {
-    static_assert(Config::PART_COLS == 128);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
-      for (int i = 0; i < 64; ++i) sums[part][i] = 0.0f;
+      for (int i = 0; i < SUMS; ++i) sums[part][i] = 0.0f;
     }
     const int k_blocks = tile.k_blocks;
     const int scale = row() + (params_.left_walk == OperandWalk::rows ? tile.start % SCALE_TILE_EXTRA : 0);
@@ -165,7 +165,7 @@ class GemmMainloop {
         lower = pipeline_.left_scales(stage)[scale + 8];
       }
       if constexpr (Config::PROMOTION == Promotion::square) square = __shfl_sync(0xFFFFFFFFu, squares[part], block);
-      float products[64];
+      float products[SUMS];
       wgmma_fence_operands(products);
       wgmma_fence();
       multiply(products, ahead.from, part, false);
@@ -209,11 +209,11 @@ class GemmMainloop {
     }
   }
 
-  __device__ static void add_scaled(const float (&products)[64], float (&sums)[64], float upper, float lower,
+  __device__ static void add_scaled(const float (&products)[SUMS], float (&sums)[SUMS], float upper, float lower,
                                     const float* scales) {
     scales += threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < SUMS / 4; ++j) {
       const float2 column = *reinterpret_cast<const float2*>(scales + 8 * j);
       sums[4 * j] = fmaf(products[4 * j], upper * column.x, sums[4 * j]);
       sums[4 * j + 1] = fmaf(products[4 * j + 1], upper * column.y, sums[4 * j + 1]);

@@ -10,16 +10,14 @@
 
 namespace octavo::cuda {
 
-constexpr int CONSUMER_WARPGROUPS = 2;
-constexpr int WARPS_EACH = 4, CONSUMER_WARPS = WARPS_EACH * CONSUMER_WARPGROUPS;
-constexpr int GEMM_THREADS = 128 * (1 + CONSUMER_WARPGROUPS);
+constexpr int WARPS_EACH = 4;       // of a warpgroup
 constexpr uint32_t TILE_SLOTS = 4;  // how many tiles the producer may run ahead
 
 // Warps of the producer's warpgroup: the producer's own, then those that store, then those that gather rows of tokens.
 // Beside these one warp stores for both consumer warpgroups.
 constexpr int GATHER_WARPS = 2;
 template <class Config>
-constexpr int store_warps = Config::GATHERED == Gathered::none ? CONSUMER_WARPGROUPS : 1;
+constexpr int store_warps = Config::GATHERED == Gathered::none ? Config::WARPGROUPS : 1;
 
 // Row scales are loaded from a multiple of 4 at or before the tile's first row: a TMA load starts at 16 bytes.
 constexpr int SCALE_TILE_EXTRA = 4, SCALE_ROOM_EXTRA = 32;
@@ -33,8 +31,8 @@ constexpr int OUT_TILE_BYTES = 16 * SWIZZLE_BYTES;
 template <class Config>
 struct GemmSmem {
   // Output TMA tiles by warp, and where a store warp stores the same tile of four warps at once, by tile.
-  static constexpr int OUT_ROWS = Config::STORE_WARPS ? Config::OUT_TILES : CONSUMER_WARPS;
-  static constexpr int OUT_BYTES = Config::OUT_TILES * CONSUMER_WARPS / OUT_ROWS * OUT_TILE_BYTES;
+  static constexpr int OUT_ROWS = Config::STORE_WARPS ? Config::OUT_TILES : Config::CONSUMER_WARPS;
+  static constexpr int OUT_BYTES = Config::OUT_TILES * Config::CONSUMER_WARPS / OUT_ROWS * OUT_TILE_BYTES;
 
   alignas(1024) uint8_t left[Config::STAGES][Config::TILE_M * SWIZZLE_BYTES];
   alignas(1024) uint8_t right[Config::STAGES][Config::TILE_N * SWIZZLE_BYTES];
@@ -46,12 +44,12 @@ struct GemmSmem {
                                 [Config::LEFT_SCALES ? Config::TILE_M + SCALE_ROOM_EXTRA : 1];
   alignas(128) float right_scales[Config::RIGHT_SCALES ? Config::STAGES : 1][Config::RIGHT_SCALES ? Config::TILE_N : 1];
   // Factors of the result's columns.
-  alignas(16) float columns[CONSUMER_WARPGROUPS][Config::LEFT_SCALES ? 1 : Config::TILE_N];
+  alignas(16) float columns[Config::WARPGROUPS][Config::LEFT_SCALES ? 1 : Config::TILE_N];
   alignas(16) GemmTileAt tiles[TILE_SLOTS];
   uint64_t full_barriers[Config::STAGES], empty_barriers[Config::STAGES];
   uint64_t tile_full_barriers[TILE_SLOTS], tile_empty_barriers[TILE_SLOTS];
-  uint64_t results_full_barriers[CONSUMER_WARPGROUPS], results_empty_barriers[CONSUMER_WARPGROUPS];
-  uint64_t addends_full_barriers[CONSUMER_WARPGROUPS][Config::STAGES];
+  uint64_t results_full_barriers[Config::WARPGROUPS], results_empty_barriers[Config::WARPGROUPS];
+  uint64_t addends_full_barriers[Config::WARPGROUPS][Config::STAGES];
 };
 
 // A position in a ring of SIZE barriers and the parity of its phase.
@@ -81,13 +79,14 @@ class GemmPipeline {
     const int gathering = Config::GATHERED == Gathered::none ? 0 : GATHER_WARPS;
     for (int stage = 0; stage < Config::STAGES; ++stage) {
       mbarrier_init(&smem.full_barriers[stage], 1 + 32 * gathering);
-      mbarrier_init(&smem.empty_barriers[stage], CONSUMER_WARPS);
+      mbarrier_init(&smem.empty_barriers[stage], Config::CONSUMER_WARPS);
     }
     for (uint32_t slot = 0; slot < TILE_SLOTS; ++slot) {
       mbarrier_init(&smem.tile_full_barriers[slot], 1);
-      mbarrier_init(&smem.tile_empty_barriers[slot], CONSUMER_WARPS + (stores ? store_warps<Config> : 0) + gathering);
+      mbarrier_init(&smem.tile_empty_barriers[slot],
+                    Config::CONSUMER_WARPS + (stores ? store_warps<Config> : 0) + gathering);
     }
-    for (int warpgroup = 0; warpgroup < CONSUMER_WARPGROUPS; ++warpgroup) {
+    for (int warpgroup = 0; warpgroup < Config::WARPGROUPS; ++warpgroup) {
       mbarrier_init(&smem.results_full_barriers[warpgroup], WARPS_EACH);
       mbarrier_init(&smem.results_empty_barriers[warpgroup], 1);
       for (uint64_t& barrier : smem.addends_full_barriers[warpgroup]) mbarrier_init(&barrier, WARPS_EACH);
@@ -103,7 +102,7 @@ class GemmPipeline {
   // A warpgroup's 64 rows of TMA tile `number` of the result, 32 fp32 columns, that a stage has room for.
   __device__ uint8_t* addends(int stage, int number, int warpgroup) const {
     uint8_t* const tile =
-        number == 0 ? smem_.left[stage] : smem_.right[stage] + (number - 1) * CONSUMER_WARPGROUPS * BLOCK_BYTES;
+        number == 0 ? smem_.left[stage] : smem_.right[stage] + (number - 1) * Config::WARPGROUPS * BLOCK_BYTES;
     return tile + warpgroup * BLOCK_BYTES;
   }
   // Consumer and store thread: smem for a warp's output TMA tile `number`, once all stages of the tile have been read:

@@ -37,7 +37,8 @@ class GemmSchedule {
  private:
   static constexpr int TILE_M = Config::TILE_M, TILE_N = Config::TILE_N;
   static constexpr int HEIGHT = TILE_M == 64 ? 2 : HEIGHT_128;
-  static_assert(TILE_HEIGHTS[HEIGHT] == TILE_M);
+  // m-grouped tiles are found by the plan's blocks of this height
+  static_assert(TILE_HEIGHTS[HEIGHT] == TILE_M || Config::K_GROUPED);
 
   __device__ GemmTileAt m_grouped(int32_t index) {
     const int64_t* start = plan_.block_start(HEIGHT);

@@ -325,7 +325,7 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   // subnormal sums that are added to main_grad alike.
   const int64_t most = args.ctas > 0 && args.ctas < sms ? args.ctas : sms;
   const unsigned ctas = static_cast<unsigned>(tiles < most ? tiles : most);
-  cudaLaunchKernel(kernel.entry, dim3(ctas), dim3(GEMM_THREADS), arguments, kernel.smem_bytes, stream);
+  cudaLaunchKernel(kernel.entry, dim3(ctas), dim3(kernel.threads), arguments, kernel.smem_bytes, stream);
   return launched();
 }
 

@@ -7,6 +7,7 @@ namespace octavo::cuda {
 
 struct GemmKernel {
   const void* entry = nullptr;  // null: there is no such kernel
+  int threads = 0;              // of a CTA
   int smem_bytes = 0;
   bool stores_by_tma = false;  // bf16 results are stored through GemmParams::out_map
   bool store_warps = false;    // by store warps if the launch wants them
@@ -30,6 +31,7 @@ GemmKernel gemm_kernel_as() {
   constexpr size_t bytes = gemm_smem_bytes<Config>();
   static_assert(bytes <= 232448, "a Hopper CTA has 227 KiB of shared memory");
   return {reinterpret_cast<const void*>(&gemm_kernel<Config>),
+          Config::THREADS,
           static_cast<int>(bytes),
           Config::OUT_TILES > 0,
           Config::STORE_WARPS,
@@ -43,6 +45,12 @@ GemmKernel gemm_kernel_of(int tile) {
     case 0: return gemm_kernel_as<L, R, LT, RT, P, 0, G>();
     case 1: return gemm_kernel_as<L, R, LT, RT, P, 1, G>();
     case 2: return gemm_kernel_as<L, R, LT, RT, P, 2, G>();
+    case 3:
+      if constexpr (P == Promotion::vectors) return gemm_kernel_as<L, R, LT, RT, P, 3, G>();
+      return {};
+    case 4:
+      if constexpr (P == Promotion::vectors) return gemm_kernel_as<L, R, LT, RT, P, 4, G>();
+      return {};
     default: return {};
   }
 }
