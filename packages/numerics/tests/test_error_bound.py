@@ -251,6 +251,12 @@ def test_the_table_of_numerics() -> None:
     assert bf16.norm_limit("row") == pytest.approx(1.4 * 1.66e-3, rel=1e-3)
 
 
+def test_an_honest_tile_of_fp8_sums_is_within_its_norm() -> None:
+    """The worst 8x8 tile among millions of truncated sums of 151 products had 4.37e-4 of its norm, a GPU's 3.9e-4."""
+    bound = error_bound(BlockScaling(), 151, gemm="wgrad", out_dtype="float32", accumulation="hopper_fp8")
+    assert bound.norm_limit("tile") > 4.37e-4
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

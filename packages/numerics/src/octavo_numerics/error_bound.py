@@ -24,8 +24,10 @@ T2, the norm of each row, column, 8x8 tile and the whole, for zero-mean data:
     takes 1.3e-9 K of it, 1.2e-9 K measured; below that lie the products of one step, cut at the largest, 3.5e-7.
     k allows for chance. The squared norm of n elements scatters by about 2 / sqrt(n) of its mean (Gaussian C, errors
     uniform), the norm by half of that, so k = 1.2 for the whole needs n >= 1024, k = 1.4 for a row n >= 256, and
-    k = 2 for a column or a tile n >= 64, each six standard deviations; smaller ones are not judged by T2,
-    nor are tiles for K < 8, which a few numbers of A and B decide.
+    k = 2 for a column n >= 64, each six standard deviations; smaller ones are not judged by T2. A tile has 64 elements,
+    too, but a result has many more of them, and where FP8 products stay in fp32 their errors are not uniform: the worst
+    of millions of honest tiles had 2.3, a little past one promotion interval, so k = 2.5. Tiles for K < 8, which a few
+    numbers of A and B decide, are not judged.
 
 T2 finds what T1 cannot: a scale wrong by 2 %, an output rounded toward zero, a tile of the previous step. It presumes
 data of zero mean and comparable magnitude and independent products, about 64 of them or more: a Hadamard run with one
@@ -98,7 +100,7 @@ _NORMS: dict[str, _Norm] = {
     "whole": _Norm(1.2, 1024),
     "row": _Norm(1.4, 256),
     "column": _Norm(2.0, 64),
-    "tile": _Norm(2.0, _TILE * _TILE),
+    "tile": _Norm(2.5, _TILE * _TILE),
 }
 
 
