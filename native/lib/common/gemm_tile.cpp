@@ -16,9 +16,10 @@ constexpr double FAST_FLOPS = 14.0e6, PROMOTED_FLOPS = 11.5e6, BF16_FLOPS = 7.0e
 constexpr double MEMORY_BYTES = 33.0e3;  // a multiprocessor's share of device memory
 constexpr double LAUNCH = 4.0, TILE_START = 0.5;
 constexpr double EXPOSED = 0.25;  // fraction of the shorter of math and memory time that the longer one does not hide
+constexpr int COMMON_TILES = 3;   // of every GEMM whose formats are not rare; the others are for scales of columns
 // Fraction of the peak rate that each tile reaches: smaller ones load more per product, and 128x128 has fewer bytes in
 // flight.
-constexpr double REACHED[] = {1.0, 0.58, 0.75};
+constexpr double REACHED[COMMON_TILES] = {1.0, 0.58, 0.75};
 // The same where each column has a scale, so that promotion takes longer than the products: it is shorter per product
 // in parts of 192 columns, and of three warpgroups two multiply while one promotes.
 constexpr double REACHED_BY_COLUMNS[GEMM_TILE_COUNT] = {0.70, 0.67, 0.63, 0.75, 0.82};
@@ -63,7 +64,7 @@ double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_b
 const GemmTile* gemm_tiles(const GemmSpec& spec, int* count) {
   const bool rare =
       multiplies_fp8(spec) ? spec.right_format != Format::e4m3 : !spec.quantized && spec.dtype != DType::bf16;
-  *count = rare ? 1 : scales_columns(spec) ? GEMM_TILE_COUNT : 3;
+  *count = rare ? 1 : scales_columns(spec) ? GEMM_TILE_COUNT : COMMON_TILES;
   return GEMM_TILES;
 }
 
