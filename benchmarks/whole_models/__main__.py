@@ -7,8 +7,9 @@
 `speed` trains some layers of Qwen3-30B-A3B or gpt-oss-20b in their published sizes: tokens per second, the experts'
 share of the step (forward and backward, by events on the stream), the peak of memory. One model serves all ways, which
 take turns; `--way` names a recipe, RECIPE/FORM or RECIPE/FORM/WEIGHT_CODES, each with /linears behind it where the
-projections of attention compute in the recipe, too, by `octavo_torch.Linear`. `--optimizer octavo` adds rows with
-`octavo_torch.AdamW` in 8 bits. `losses` trains small models of the same kinds on the sources of Python's standard
+projections of attention compute in the recipe, too, by `octavo_torch.Linear`. `--compiled` has `torch.compile` compile
+the model's layers, in every way; what the experts take of a step is then not measured. `--optimizer octavo` adds rows
+with `octavo_torch.AdamW` in 8 bits. `losses` trains small models of the same kinds on the sources of Python's standard
 library, in each way and from each seed; its file is written after every run, and the same command goes on with what
 `--seconds` has left. Needs transformers.
 """
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, help="speed: tokens that there are, in place of the published number")
     parser.add_argument("--attention", help="default: scaled_dot_product_attention, with gpt-oss's sinks as keys")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--compiled", action="store_true", help="speed: layers compiled by torch.compile, in every way")
     parser.add_argument("--turns", type=int, default=4, help="speed: turns of each way")
     parser.add_argument("--calls", type=int, default=2, help="speed: steps of a turn, besides one that is not measured")
     parser.add_argument("--optimizer", action="append", choices=throughput.OPTIMIZERS, help="speed; default torch")
@@ -81,6 +83,7 @@ def main() -> None:
         value = getattr(options, name)
         if value not in (None, DEFAULTS[options.what].get(name)):
             said += [f"--{name}", str(value)]
+    said += ["--compiled"] if options.compiled else []
 
     def save(found: dict[str, Any]) -> None:
         record = {

@@ -27,13 +27,17 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Steps:
     """Training steps of a model, measured."""
 
-    def __init__(self, model: Any, data: list[torch.Tensor], device: torch.device) -> None:
+    def __init__(self, model: Any, data: list[torch.Tensor], device: torch.device, compiled: bool) -> None:
         self.model, self.data, self.device, self.number = model, data, device, 0
         self.served = Served(model)
-        self.spans = Spans((layer.mlp.experts for layer in model.model.layers), device)
+        # marks on the stream would cut the graphs of compiled layers
+        self.spans = None if compiled else Spans((layer.mlp.experts for layer in model.model.layers), device)
+        if compiled:
+            for layer in model.model.layers:
+                layer.compile()
 
     def step(self, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-        """Milliseconds of a step, of the experts in it, and of the optimizer."""
+        """Milliseconds of a step, of the experts in it unless layers are compiled, and of the optimizer."""
         tokens = self.data[self.number % len(self.data)]
         self.number += 1
         start, before, end = (Mark(self.device) for _ in range(3))
@@ -43,7 +47,8 @@ class Steps:
         optimizer.step()
         optimizer.zero_grad()
         end.set()
-        return {"step_ms": start.until(end), "experts_ms": self.spans.take(), "optimizer_ms": before.until(end)}
+        experts = {} if self.spans is None else {"experts_ms": self.spans.take()}
+        return {"step_ms": start.until(end), **experts, "optimizer_ms": before.until(end)}
 
     def turn(self, optimizer: torch.optim.Optimizer, count: int) -> tuple[list[dict[str, float]], int | None]:
         """`count` steps, after one that is not measured, and the peak of memory in them; None on a CPU."""
@@ -61,7 +66,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     sizes = dict(tiny if options.quick else full)
     sizes["vocab_size"] = options.vocabulary or sizes["vocab_size"]
     model = build(kind, sizes, options)
-    steps = Steps(model, batches(options, model.config.vocab_size), device)
+    steps = Steps(model, batches(options, model.config.vocab_size), device, options.compiled)
     rows = []
     for name in options.optimizer:
         optimizer = OPTIMIZERS[name](model.parameters(), fused=device.type == "cuda")
@@ -89,11 +94,10 @@ def compare(rows: list[dict[str, Any]], name: str) -> None:
             ("over_first", theirs.get(rows[0]["optimizer"])),
         ):
             if base is not None:
-                row[key] = {
-                    "tokens_per_second": round(base["step_ms"] / row["step_ms"], 4),
-                    "experts_ms": round(row["experts_ms"] / base["experts_ms"], 4),
-                    "experts_share": round(row["experts_share"] / base["experts_share"], 4),
-                    "peak": round(row["peak_bytes"] / base["peak_bytes"], 4) if row["peak_bytes"] else None,
+                row[key] = {"tokens_per_second": round(base["step_ms"] / row["step_ms"], 4)} | {
+                    name: round(row[of] / base[of], 4)
+                    for name, of in (("experts_ms",) * 2, ("experts_share",) * 2, ("peak", "peak_bytes"))
+                    if row.get(of)
                 }
     for row in rows:
         if row["optimizer"] == name:
@@ -128,10 +132,9 @@ def in_turns(
             rows.append({**row, "error": failed[way]})
             continue
         times = {key: round(statistics.median(each[key] for each in found[way]), 3) for key in found[way][0]}
-        row |= times | {
-            "tokens_per_second": round(options.batch * options.length / times["step_ms"] * 1e3),
-            "experts_share": round(times["experts_ms"] / times["step_ms"], 4),
-            "peak_bytes": peaks[way],
-        }
+        row |= times | {"tokens_per_second": round(options.batch * options.length / times["step_ms"] * 1e3)}
+        if "experts_ms" in times:
+            row["experts_share"] = round(times["experts_ms"] / times["step_ms"], 4)
+        row["peak_bytes"] = peaks[way]
         rows.append(row)
     return rows

@@ -289,3 +289,32 @@ def test_inside_transformers(
     # the loss alone may round to the same number
     assert not all(torch.equal(new, old) for new, old in zip(changed, plain, strict=True))
     assert all(bool(grad.isfinite().all()) for grad in changed)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it
+@pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
+def test_compiled_layers_are_one_graph(kind: str, backend: str | None, rng: np.random.Generator) -> None:
+    """`layer.compile()` of a model's layers takes the experts into the layer's graph, and all layers share that graph,
+    though nobody has called the recipe before; results are those of the layers as they are."""
+    transformers = pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    layer_types = ["full_attention"] * CONFIG["num_hidden_layers"]
+    config = getattr(transformers, f"{kind}Config")(**CONFIG, layer_types=layer_types)
+    model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, attn_implementation="eager")
+    tokens = torch.tensor(rng.integers(0, 64, (2, 12)))
+
+    def train() -> list[Tensor]:
+        model.zero_grad()
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    model.set_experts_implementation(register(octavo.BlockScaling(), backend=backend, name="compiled"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for layer in model.model.layers:
+        layer.compile(backend="aot_eager", fullgraph=True)
+    compiled = train()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    for layer in model.model.layers:
+        layer._compiled_call_impl = None
+    assert_close(compiled, train())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TypedDict
 
@@ -44,6 +44,9 @@ class GroupedMM:
     recipe: Recipe | str | None
     seed: int | Tensor | None = None
     backend: str | Sequence[str] | None = None
+    draws_seeds: bool = field(init=False, repr=False, compare=False)
+    """Whether each product draws a seed. Known here, because a compiled function must not be the first to ask a recipe:
+    what it keeps of its answer would fail the guard that Dynamo has just made of it."""
 
     def __post_init__(self) -> None:
         recipe = recipe_of(self.recipe)
@@ -55,6 +58,7 @@ class GroupedMM:
         check_seed(self.seed)
         object.__setattr__(self, "recipe", recipe)
         object.__setattr__(self, "backend", backend_names(self.backend))
+        object.__setattr__(self, "draws_seeds", recipe.stochastic and self.seed is None)
 
     @property
     def how(self) -> HowToRun:
@@ -69,8 +73,7 @@ class GroupedMM:
 
     def seed_on(self, device: torch.device) -> int | Tensor | None:
         """The seed of one product; None for recipes that round to nearest."""
-        assert isinstance(self.recipe, Recipe)
-        if not self.recipe.stochastic or self.seed is not None:
+        if not self.draws_seeds:
             return self.seed
         return torch.randint(torch.iinfo(torch.int64).max, (), device=device)
 

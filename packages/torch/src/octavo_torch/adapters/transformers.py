@@ -206,10 +206,20 @@ def activation_of(module: ExpertsModule) -> str | None:
         return None
     if not module.has_gate:
         return _PLAIN.get(type(module.act_fn).__name__)
-    gate = getattr(getattr(type(module), "_apply_gate", None), "__qualname__", "")
+    gate = _gate_of(type(module))
     if gate in _CLAMPED:
         given = tuple(getattr(module, name) for name in _CLAMPED[gate])
         return "clamped_swiglu" if given == _CLAMPED_BY else None
     if not module.is_concatenated or not gate.endswith("_default_apply_gate"):
         return None
     return _GATED.get(type(module.act_fn).__name__)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
+def _gate_of(of: type) -> str:
+    """The qualified name of what a class of experts computes between its projections, "" where it has no such method.
+
+    Dynamo of torch 2.13 finds a `__qualname__` that it traces unequal to every string, and cannot look it up. It would
+    compile for each module again if this asked for the module.
+    """
+    return getattr(getattr(of, "_apply_gate", None), "__qualname__", "")
