@@ -27,6 +27,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(octavo.RecipeError) as caught:
         octavo.recipe("x" * 100_000)
     assert len(str(caught.value)) < 1_000
+    with pytest.raises(octavo.RecipeError, match="got None, a NoneType; give the name of a preset"):
+        octavo.recipe(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".toml"])
@@ -85,3 +87,5 @@ def test_a_difference_reads_as_a_sentence() -> None:
     kinds = {row.field: str(row) for row in octavo.diff(octavo.MXFP8(), octavo.NVFP4())}
     assert kinds["kind"] == "kind: mxfp8 -> nvfp4"
     assert kinds["hadamard"] == "hadamard: (no such field) -> True"
+    with pytest.raises(octavo.RecipeError, match="right is 'nvfp4'; give a recipe"):
+        octavo.diff(octavo.MXFP8(), "nvfp4")  # type: ignore[arg-type]

@@ -87,6 +87,20 @@ def test_why_in_json(run: Any) -> None:
     }
 
 
+def test_what_a_plugin_prints_is_not_in_the_answer(run: Any, use: Any, fakes: Any) -> None:
+    """A leftover print in a backend goes to stderr: scripts read stdout."""
+
+    class Loud(fakes.Backend):  # type: ignore[misc,name-defined]
+        def refuses(self, request: Any) -> Any:
+            print("hello from a plugin")
+            return super().refuses(request)
+
+    use(fakes.registry(fakes.plugin("a", Loud())))
+    answer = run(*WHY, "--json")
+    assert answer.json["served"] is True
+    assert "hello from a plugin" in answer.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

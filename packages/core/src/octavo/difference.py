@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.errors import RecipeError, shown
 from octavo.recipe_base import Recipe
 
 
@@ -29,7 +30,13 @@ def _shown(recipe: Recipe, field: str) -> str | None:
 
 
 def diff(left: Recipe, right: Recipe) -> tuple[Difference, ...]:
-    """The fields in which the recipes differ, in field order: empty where the fingerprints are equal."""
+    """The fields in which the recipes differ, in field order: empty where the fingerprints are equal.
+
+    Raises RecipeError for what is no recipe.
+    """
+    for side, given in (("left", left), ("right", right)):
+        if not isinstance(given, Recipe):
+            raise RecipeError(f"{side} is {shown(given)}; give a recipe, as octavo.recipe(name) returns it")
     fields = dict.fromkeys([*type(left).model_fields, *type(right).model_fields])
     rows = (Difference(field, _shown(left, field), _shown(right, field)) for field in fields)
     return tuple(row for row in rows if row.left != row.right)

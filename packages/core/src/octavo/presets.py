@@ -48,6 +48,8 @@ def recipe(name: str, **changes: Any) -> Recipe:
 
     changes   other values of some fields: `octavo.recipe("mxfp8", wgrad="high_precision")`
     """
+    if not isinstance(name, str):
+        raise RecipeError(f"recipe: got {shown(name)}, a {type(name).__name__}; give the name of a preset or a kind")
     preset = PRESETS.get(name)
     if preset is None and name in (kinds := Recipe.kinds()):
         preset = kinds[name](kind=name)

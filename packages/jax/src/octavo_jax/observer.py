@@ -11,8 +11,10 @@ on which the loss does not depend, and whose cotangent is not a derivative but w
     value, (grads, seen) = jax.value_and_grad(loss, argnums=(0, 1))(params, taps, batch)
     wandb.log(octavo_jax.observations(seen))
 
-Jit the step twice, with taps and with None in the place of each, and call the first at one step in a hundred. A layer
-inside `jax.lax.scan` takes its tap from the scanned inputs, one for each layer.
+Jit the step twice, with taps and with None in the place of each, and call the first at one step in a hundred. Each call
+takes a tap of its own, and a layer inside `jax.lax.scan` takes its tap from the scanned inputs, one for each layer: of
+a tap that several calls take, or the examples of a `jax.vmap`, JAX adds up what they counted, which is right for all
+fields but amax, then a sum of maxima.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ from jax import Array
 from octavo import HighPrecision, Recipe
 from octavo.health import FIELDS, numbers_of
 from octavo.quantizer import Operand
+from octavo_jax.arrays.checks import as_count
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.quantizers.stats import TensorStats, check_rows, counted
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.sharding.axes import in_force
 
 
 @jax.tree_util.register_dataclass
@@ -52,9 +56,8 @@ class Tap:
 
 
 def new_tap(groups: int) -> Tap:
-    """A tap that has counted nothing. ValueError for fewer than one group."""
-    if groups < 1:
-        raise ValueError(f"groups is {groups}; a layer has one or more")
+    """A tap that has counted nothing. ValueError for anything but an integer of at least 1."""
+    groups = as_count("groups", groups)
     # one array each: a program cannot be given one buffer twice, and a training step's arguments are donated
     return Tap(*(jnp.zeros((len(FIELDS), groups), jnp.float32) for _ in range(3)))
 
@@ -76,22 +79,23 @@ def observed(
              in every column. An amax is of all
 
     Results and gradients are those of `grouped_dense`. Stochastic rounding is counted with the bits of seed 0.
-    ValueError for x with blocks of rows, and with `sharding`: inside `jax.shard_map` each shard has a tap of its own.
+    ValueError for x with blocks of rows, and with `sharding` or under `mesh_roles`: inside `jax.shard_map` each shard
+    has a tap of its own.
     """
     recipe = as_recipe(recipe)
-    result = grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)
     if tap is None:
-        return result
-    x, kernel = jnp.asarray(x), jnp.asarray(kernel)
-    if x.ndim != 2 or options.get("sharding") is not None:
+        return grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)
+    x, kernel, roles = jnp.asarray(x), jnp.asarray(kernel), in_force(options.get("sharding"))
+    if x.ndim != 2 or roles is not None:
         raise ValueError(
-            f"x has shape {list(x.shape)} and sharding is {options.get('sharding')}; a tap takes rows [M, K] of one "
-            "device, inside jax.shard_map those of a shard"
+            f"x has shape {list(x.shape)} and sharding, given or of mesh_roles, is {roles}; a tap takes rows [M, K] of "
+            "one device, inside jax.shard_map those of a shard"
         )
+    result = grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)
     used = HighPrecision() if recipe is None else recipe
     state: DelayedState | None = options.get("state")
     look = partial(_counted, used, check_rows(rows))
-    sizes = as_group_sizes(group_sizes, x.shape[0])
+    sizes = as_group_sizes(group_sizes, x.shape[0], reports=bool(options.get("return_status")))
     _, (contracted, *_) = options.get("contracting_dims", ((-1,), (1,)))
     matrices = kernel.swapaxes(1, 2) if contracted in (1, -2) else kernel
     seen_x = look("x", x, sizes, None if state is None else state.x.scale)

@@ -131,6 +131,24 @@ def test_experts_are_in_the_order_of_their_logits() -> None:
         assert made.choices.tolist() == [[3, 1, 0], [2, 3, 0], [0, 1, 2]]
 
 
+@pytest.mark.parametrize("score", ["sigmoid", "sqrtsoftplus"])
+def test_losses_of_scores_that_underflow(score: Any, rng: np.random.Generator) -> None:
+    """Tokens whose scores are all 0 in fp32 have shares nonetheless, and so a gradient: one such token once made the
+    losses of a batch NaN."""
+    logits = (3 * rng.standard_normal((16, E)) - 160 * (rng.random((16, 1)) < 0.5)).astype(np.float32)
+    choice = octavo_numerics.choose_experts(logits, octavo_numerics.RouterRule(C, score=score), None, None)
+    losses = jax.jit(partial(router_losses, score=score, sequences=2))
+    expected = octavo_numerics.router_losses(logits, choice, score, sequences=2)
+    for loss, value in losses(logits, choice.choices)._asdict().items():
+        np.testing.assert_allclose(value, expected[loss], rtol=FP32)
+    moved = rng.standard_normal(logits.shape)
+    gradient = np.asarray(jax.grad(lambda logits: losses(logits, choice.choices).aux)(logits), np.float64) * moved
+    slope = _slope(
+        lambda logits: octavo_numerics.router_losses(logits, choice, score)["aux"], logits.astype(np.float64), moved
+    )
+    assert abs(gradient.sum() - slope) <= FP32 * np.abs(gradient).sum() + 1e-8 * expected["aux"]
+
+
 def test_narrow_and_wide_integers_replay(rng: np.random.Generator) -> None:
     """256 experts are no number of uint8, and 2^32 - 1 none of int32: neither wraps to another expert."""
     logits = rng.standard_normal((4, 256)).astype(np.float32)

@@ -119,6 +119,18 @@ def test_one_expert_takes_all_and_ties_go_to_the_lower_number() -> None:
     assert loss == 1
 
 
+def test_experts_are_in_the_order_of_their_logits(rng: np.random.Generator) -> None:
+    """As `choose_experts` and torch's MoE have them: probabilities that round to one number, or to 0, are no ties."""
+    near = np.nextafter(np.float32(0.01), np.float32(1))
+    logits = np.concatenate(
+        [np.array([[0.01, near, -3, -4], [0, -200, -300, -150]], np.float32), rng.standard_normal((20, 4)) * 1e-6 + 3]
+    ).astype(np.float32)
+    for k in (1, 2):
+        routing = moe.route(jnp.asarray(logits), k)
+        assert np.array_equal(routing.group_sizes, choose_experts(jnp.asarray(logits), k).counts)
+    assert moe.route(jnp.asarray(logits[:2]), 2).group_sizes.tolist() == [2, 1, 0, 1]
+
+
 def test_no_tokens() -> None:
     """T = 0: every size, the loss and the gradients are zero or empty."""
     (y, balance), (dx, _), routing, _ = _through(

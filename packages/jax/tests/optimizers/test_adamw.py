@@ -184,6 +184,9 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: rule.step({"w": jnp.ones((3, 2))}, state, params), r"grads\['w'\] is float32 \[3, 2\]"),
         (lambda: rule.step(params, rule.init({"v": jnp.ones(2)}), params), "state.mu has another structure"),
         (lambda: rule.transformation().update(params, state), "params is None; call update"),
+        (lambda: rule.step({"w": None}, state, params), r"grads\['w'\] is None"),
+        (lambda: AdamW(lambda count: jnp.ones(3)).step(params, state, params), r"returned an array of shape \[3\]"),
+        (lambda: AdamW(1e-3, mask={"w": "no"}).step(params, state, params), r"mask\['w'\] is 'no'; give True or False"),
         (
             lambda: AdamW(1e-3, master_dtype=jnp.bfloat16).init({"w": jnp.ones(2, jnp.float16)}),
             r"params\['w'\] is float16, which bfloat16 does not hold",
@@ -191,6 +194,22 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             function()
+
+
+def test_a_state_of_another_rule_is_refused() -> None:
+    """A step goes by what the state holds: one of an earlier configuration ran its rule, and broadcast its shape."""
+    params = {"w": jnp.ones((4, 200)), "narrow": jnp.ones((2, 3), jnp.bfloat16)}
+    rule = AdamW(1e-3)
+    for state, message in (
+        (AdamW(1e-3, state_bits=8).init(params), r"mu\['narrow'\] is 8-bit codes .*keeps float32 \[2, 3\]"),
+        (
+            AdamW(1e-3, master_dtype=jnp.bfloat16).init(params),
+            r"master\['narrow'\] is nothing, .*keeps float32 \[2, 3\]",
+        ),
+        (rule.init(params | {"w": jnp.ones((1, 200))}), r"mu\['w'\] is float32 \[1, 200\], .*keeps float32 \[4, 200\]"),
+    ):
+        with pytest.raises(ValueError, match=rf"state\.{message}.*give a state that its init made"):
+            jax.jit(rule.step)(params, state, params)
 
 
 @pytest.mark.parametrize("state_bits", [32, 8])

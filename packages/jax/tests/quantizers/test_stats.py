@@ -148,6 +148,21 @@ def test_what_does_not_fit_is_refused() -> None:
     blocks = jnp.ones((2, 4, 32))
     with pytest.raises(ValueError, match=r"x has shape \[2, 4, 32\]"):
         octavo_jax.observed(octavo_jax.new_tap(1), blocks, jnp.ones((1, 32, 8)), [8], recipe=None)
+    roles = octavo_jax.MeshAxes(ep="ep")
+    # whose rows lie in blocks of their devices, where a tap would count one expert's rows as another's
+    mesh = jax.make_mesh((2,), ("ep",))
+    with jax.set_mesh(mesh), octavo_jax.mesh_roles(roles), pytest.raises(ValueError, match="of mesh_roles"):
+        octavo_jax.observed(octavo_jax.new_tap(2), jnp.ones((8, 32)), jnp.ones((2, 32, 8)), [4, 4], recipe=None)
+
+
+def test_a_tap_leaves_a_status_to_be_read() -> None:
+    """Sizes that do not fit are in the status, as without a tap, and no error."""
+    x, kernel, sizes = jnp.ones((8, 32)), jnp.ones((2, 32, 8)), jnp.array([9, -1])
+    found = [
+        octavo_jax.observed(tap, x, kernel, sizes, recipe=None, return_status=True)[1]
+        for tap in (None, octavo_jax.new_tap(2))
+    ]
+    assert int(found[0]) == int(found[1]) != 0
 
 
 def test_a_tap_is_donated() -> None:

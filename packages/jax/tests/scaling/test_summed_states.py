@@ -153,11 +153,39 @@ def test_a_state_that_one_call_recorded_is_none(way: str, jit: bool, rng: np.ran
         assert np.array_equal(a, b), path
 
 
-def test_a_state_that_nothing_uses_is_none() -> None:
-    """Zeros, as ever."""
-    state = octavo_jax.init_delayed(RECIPE, G)
-    made = jax.jit(jax.grad(lambda state: jax.lax.cond(False, lambda: _call(XS[0], state), lambda: 0.0)))(state)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(made))
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_state_whose_call_did_not_run_is_the_one_before(jit: bool, rng: np.random.Generator) -> None:
+    """JAX's gradient of it is 0, which was once a state with scale 0: the next step was NaN. Other layers of a stack
+    and other groups keep theirs."""
+
+    def skipped(state: DelayedState) -> Any:
+        return jax.lax.cond(XS[0, 0, 0] < 0, lambda: _call(XS[0], state), lambda: 0.0)
+
+    def second_of_a_stack(stacked: DelayedState) -> Any:
+        return _call(XS[0], jax.tree.map(lambda leaf: leaf[1], stacked))
+
+    state = _drawn(rng)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state)
+    of_both = jax.tree.map(lambda *leaves: jnp.stack(leaves), state, _recorded(state, None)[1])
+    for function, given, wanted in ((skipped, state, state), (second_of_a_stack, stacked, of_both)):
+        made = (jax.jit(jax.grad(function)) if jit else jax.grad(function))(given)
+        for (path, a), b in zip(jax.tree.leaves_with_path(made), jax.tree.leaves(wanted), strict=True):
+            assert np.array_equal(a, b), path
+
+
+def test_a_state_that_nothing_uses_is_refused() -> None:
+    """Of what a function does not use at all JAX's gradient is zeros, which are no state: layers and the update say so,
+    and under jit the update leaves NaN."""
+    x, kernel = jnp.ones((M, K)), jnp.ones((G, K, K))
+    unused = jax.grad(lambda state: 0.0)(octavo_jax.init_delayed(RECIPE, G))
+    for use in (
+        partial(octavo_jax.update_delayed, recipe=RECIPE),
+        lambda state: octavo_jax.grouped_dense(x, kernel, SIZES, recipe=RECIPE, state=state, backend="jax-reference"),
+    ):
+        with pytest.raises(ValueError, match=r"state\.x\.scale holds 0, .* no call .* keep the state from before"):
+            use(unused)
+    updated = jax.jit(partial(octavo_jax.update_delayed, recipe=RECIPE))(unused)
+    assert all(np.isnan(one.scale).all() for one in (updated.x, updated.kernel, updated.grad))
 
 
 def test_other_derivatives_of_a_state_are_taken_as_ever() -> None:

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from octavo_registry.cli.commands import OWN, Command, absent_command, find_commands
 from octavo_registry.cli.errors import STOPPED, fail
 from octavo_registry.cli.output import fancy
+from octavo_registry.discovery.guard import stdout_kept
 
 
 class Commands(TyperGroup):
@@ -65,7 +66,10 @@ class Commands(TyperGroup):
         """Run; in standalone mode exit with 0, 1, 2 or 130 after at most one line on stderr."""
         arguments = list(sys.argv[1:] if args is None else args)
         try:
-            result = super().main(arguments or ["--help"], "octavo", complete_var, False, windows_expand_args, **extra)
+            with stdout_kept():
+                result = super().main(
+                    arguments or ["--help"], "octavo", complete_var, False, windows_expand_args, **extra
+                )
             if standalone_mode:
                 sys.stdout.flush()  # here, where a full disk is a sentence
         except KeyboardInterrupt:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -14,6 +17,7 @@ LOGGER = "octavo.plugins"
 
 log = logging.getLogger(LOGGER)
 _LONGEST = 300
+_STDOUT_IS_KEPT: ContextVar[bool] = ContextVar("stdout_is_kept", default=False)
 
 
 class Fault(Exception):
@@ -32,14 +36,26 @@ def describe(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
 
 
+@contextmanager
+def stdout_kept() -> Iterator[None]:
+    """Inside, what foreign code prints goes to stderr: a command's stdout is its answer, which may be JSON."""
+    token = _STDOUT_IS_KEPT.set(True)
+    try:
+        yield
+    finally:
+        _STDOUT_IS_KEPT.reset(token)
+
+
 def guard(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """`function(*args, **kwargs)`, whose errors are raised as `Fault`.
 
     BaseException rather than Exception: a plugin may call `sys.exit` while it is imported, and a panic of a
     Rust extension (pyo3's PanicException) is no Exception. What the user or the interpreter asked for passes.
     """
+    place: AbstractContextManager[Any] = redirect_stdout(sys.stderr) if _STDOUT_IS_KEPT.get() else nullcontext()
     try:
-        return function(*args, **kwargs)
+        with place:
+            return function(*args, **kwargs)
     except (KeyboardInterrupt, GeneratorExit, Fault):
         raise
     except BaseException as error:

@@ -89,9 +89,8 @@ def choose_experts(
         raise ValueError(f"renormalize is {renormalize!r}; give True or False")
     scores = router_scores(logits, score)
     if replay is None:
-        # Where nothing else decides, by the logits: no rounding of a score then makes a tie, or breaks one, anywhere.
         by_logits = bias is None and kept_groups >= groups
-        chosen_by = lax.stop_gradient(jnp.where(logits == 0, 0, logits) if by_logits else scores)  # -0 is 0
+        chosen_by = logits_to_order(logits) if by_logits else lax.stop_gradient(scores)
         if bias is not None:
             chosen_by = chosen_by + lax.stop_gradient(bias).astype(jnp.float32)
         choices = largest(_in_groups(chosen_by, groups, kept_groups), k, checkpoint_name)
@@ -134,8 +133,7 @@ def router_losses(
     if not tokens:
         nothing = jnp.sum(logits.astype(jnp.float32))
         return RouterLosses(nothing, nothing, nothing)
-    scores = router_scores(logits, score)
-    shares = (scores / jnp.sum(scores, axis=-1, keepdims=True)).reshape(sequences, -1, experts)
+    shares = _shares(logits, score).reshape(sequences, -1, experts)
     runs = choices.reshape(sequences, -1)
     load = jax.vmap(lambda run: counts(run, experts))(runs).astype(jnp.float32) / np.float32(runs.shape[1])
     each = jnp.mean(shares, axis=1)
@@ -159,6 +157,29 @@ def router_scores(logits: Array, score: Score) -> Array:
     # Where softplus underflows its root has an infinite slope, and 0 times that is NaN. A NaN stays one.
     nothing = softplus == 0
     return jnp.where(nothing, 0, jnp.sqrt(jnp.where(nothing, 1, softplus)))
+
+
+def _shares(logits: Array, score: Score) -> Array:
+    """float32 [T, E]: each score over the sum of its token's. Scores are multiplied by a factor for each token by which
+    the largest does not underflow, however far below 0 its logit is."""
+    if score == "softmax":
+        return router_scores(logits, score)
+    wide = logits.astype(jnp.float32)
+    lift = lax.stop_gradient(jnp.minimum(jnp.max(wide, axis=-1, keepdims=True), 0))
+    if score == "sigmoid":
+        negative = wide < 0
+        below = jnp.where(negative, wide, lift)
+        scores = jnp.where(negative, jnp.exp(below - lift) * jax.nn.sigmoid(-below), jax.nn.sigmoid(wide))
+    else:  # below -15, softplus is an exponential in fp32
+        small = wide < -15
+        root = jnp.sqrt(jax.nn.softplus(jnp.where(small, 0, wide))) * jnp.exp(-0.5 * jnp.maximum(lift, -15))
+        scores = jnp.where(small, jnp.exp(0.5 * (jnp.where(small, wide, lift) - lift)), root)
+    return scores / jnp.sum(scores, axis=-1, keepdims=True)
+
+
+def logits_to_order(logits: Array) -> Array:
+    """Logits, to choose by where nothing else decides: no rounding of a score then makes a tie, or breaks one."""
+    return lax.stop_gradient(jnp.where(logits == 0, 0, logits))  # -0 is 0
 
 
 def largest(values: Array, k: int, checkpoint_name: str | None) -> Array:

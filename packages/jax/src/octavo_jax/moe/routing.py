@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
-from octavo_jax.moe.router import largest, picked, router_scores
+from octavo_jax.moe.router import largest, logits_to_order, picked, router_scores
 
 
 class Choices(NamedTuple):
@@ -51,7 +51,7 @@ def route(
     mask: Array | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
 ) -> Routing:
-    """Each token's k most probable experts; of equal ones the lower number.
+    """Each token's k most probable experts, by their logits: of equal ones the lower number.
 
     logits            [T, E] scores; the softmax is taken in float32
     normalize         divide a token's k weights by their sum. With k = 1 they then are 1, and the router learns from
@@ -86,7 +86,7 @@ def choose(logits: Array, k: int, *, normalize: bool, mask: Array | None, checkp
     if mask is not None:
         logits = jnp.where(mask[:, None], logits, 0)
     probabilities = router_scores(logits, "softmax")
-    chosen = largest(lax.stop_gradient(probabilities), int(k), checkpoint_name)
+    chosen = largest(logits_to_order(logits), int(k), checkpoint_name)
     weights = picked(probabilities, chosen)
     if normalize:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)

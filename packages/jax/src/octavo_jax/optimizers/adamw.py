@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -116,15 +117,19 @@ class AdamW:
     def step(self, grads: Tree, state: AdamWState, params: Tree) -> tuple[Tree, AdamWState]:
         """The parameters and the state after one more step, bit for bit.
 
-        Raises ValueError for gradients whose tree, shapes or dtypes do not fit the parameters.
+        Raises ValueError for gradients whose tree, shapes or dtypes do not fit the parameters, and for a state that
+        `init` would not have made for them, such as one of another master_dtype or other state_bits.
         """
         paths, tree = _flattened(params)
-        grads_of, states = self._flat(tree, grads, "grads"), self._states(tree, state)
+        grads_of, states = self._flat(tree, grads, "grads"), self._states(paths, tree, state)
         decays = [True] * len(paths)
         if self.mask is not None:
             decays = self._flat(tree, self.mask(params) if callable(self.mask) else self.mask, "mask")
+            _check_mask(paths, decays)
         count = state.count + 1
         rate = self.learning_rate(state.count) if callable(self.learning_rate) else self.learning_rate
+        if jnp.ndim(rate):
+            raise ValueError(f"learning_rate has returned an array of shape {list(jnp.shape(rate))}; return a scalar")
         rule = Rule(jnp.asarray(rate, jnp.float32), self.b1, self.b2, self.eps, self.weight_decay)
         step, key = corrections(count, self.b1, self.b2), seed_words(self.seed)
         new, after = [], []
@@ -177,9 +182,21 @@ class AdamW:
             first = str(error).splitlines()[0]
             raise ValueError(f"{name} has another structure than params: {first}; give a tree like it") from None
 
-    def _states(self, tree: Any, state: AdamWState) -> list[_Leaf]:
-        parts = (self._flat(tree, getattr(state, name), f"state.{name}") for name in ("mu", "nu", "master"))
-        return [_Leaf(*leaf) for leaf in zip(*parts, strict=True)]
+    def _states(self, paths: list[tuple[Any, Any]], tree: Any, state: AdamWState) -> list[_Leaf]:
+        parts = (self._flat(tree, getattr(state, name), f"state.{name}") for name in _Leaf._fields)
+        states = [_Leaf(*leaf) for leaf in zip(*parts, strict=True)]
+        for (path, leaf), given in zip(paths, states, strict=True):
+            name = jax.tree_util.keystr(path)
+            needed = jax.eval_shape(partial(self._new, name), leaf)
+            for part in _Leaf._fields:
+                given_as, needed_as = _described(getattr(given, part)), _described(getattr(needed, part))
+                if given_as != needed_as:
+                    raise ValueError(
+                        f"state.{part}{name} is {given_as}, and AdamW with master_dtype {jnp.dtype(self.master_dtype)} "
+                        f"and state_bits {self.state_bits} keeps {needed_as} for this parameter; give a state that "
+                        "its init made"
+                    )
+        return states
 
 
 def adamw(
@@ -216,7 +233,23 @@ def _check_no_states(params: Tree) -> None:
             )
 
 
+def _check_mask(paths: list[tuple[Any, Any]], decays: list[Any]) -> None:
+    for (path, _), decay in zip(paths, decays, strict=True):
+        if not isinstance(decay, bool | np.bool_):
+            raise ValueError(f"mask{jax.tree_util.keystr(path)} is {decay!r}; give True or False")
+
+
+def _described(part: Any) -> str:
+    """The arrays of a moment or a master, in words that are equal where kinds, shapes and dtypes are."""
+    if isinstance(part, optax.MaskedNode):
+        return "nothing"
+    arrays = [f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(part)]
+    return f"{'8-bit codes ' * isinstance(part, BlockState)}{' and '.join(arrays) or 'nothing'}"
+
+
 def _checked(name: str, grad: Any, leaf: Array) -> Array:
+    if grad is None:
+        raise ValueError(f"grads{name} is None; give float32, bfloat16 or float16 {list(leaf.shape)}")
     grad = jnp.asarray(grad)
     if grad.shape != leaf.shape or grad.dtype not in _DTYPES:
         raise ValueError(

@@ -10,7 +10,9 @@ Overwrite the state with that "gradient", as Flax does for its collection `_over
 microbatches per step, overwrite after each and update once after the last: recording takes a maximum, so order and
 number do not matter, while *summing* these gradients would be wrong. Within one differentiated function, thread the
 second result of `grouped_dense` from call to call: JAX sums the "gradients" of a state that several calls take, and
-such a sum comes back as NaN (`octavo_jax.scaling.summed_states`).
+such a sum comes back as NaN (`octavo_jax.scaling.summed_states`). A state that no executed call took, in the branch
+of a `jax.lax.cond` that did not run, comes back as it was; one that nothing in the function uses comes back as JAX's
+gradient of what is unused, zeros, which layers and updates refuse.
 
 Inside `jax.shard_map`, a state that shards share comes back with the largest of their amaxes. With check_vma=False JAX
 adds up what shards share where the gradient is taken outside of the shard_map, which is NaN, too: take it inside then,
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +41,7 @@ from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.arrays.host import is_on_host
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.scaling.summed_states import SUMMED, is_argument_of_gradient, unsummed
+from octavo_jax.scaling.summed_states import SUMMED, UNUSED, is_argument_of_gradient, unsummed
 
 
 @exportable
@@ -91,7 +94,8 @@ def init_delayed(recipe: DelayedScaling | str, groups: int) -> DelayedState:
 def check_state_arrays(state: object) -> None:
     """ValueError unless `state` is a DelayedState of float32 histories [H, G] and scales [G], whose bits are read.
 
-    A scale that is NaN, which a sum of states has, is refused where its values lie on a CPU.
+    Scales that are NaN, which a sum of states has, or 0, which the gradient of an unused state has, are refused where
+    their values lie on a CPU.
     """
     if not isinstance(state, DelayedState):
         raise ValueError(f"state is a {type(state).__name__}; give a DelayedState (octavo_jax.init_delayed makes one)")
@@ -110,8 +114,11 @@ def check_state_arrays(state: object) -> None:
                 f"state.{operand} has a history of shape {list(one.history.shape)} and a scale of shape "
                 f"{list(one.scale.shape)}; they are [H, G] and [G]"
             )
-        if is_on_host(one.scale) and bool(np.isnan(one.scale).any()):
-            raise ValueError(f"state.{operand}.scale holds NaN: {SUMMED}")
+        if is_on_host(one.scale):
+            if bool(np.isnan(one.scale).any()):
+                raise ValueError(f"state.{operand}.scale holds NaN: {SUMMED}")
+            if bool(_is_unused(np.asarray(one.history), np.asarray(one.scale)).any()):
+                raise ValueError(f"state.{operand}.scale holds 0, which no scale is: {UNUSED}")
 
 
 def check_history(state: DelayedState, recipe: DelayedScaling) -> None:
@@ -123,6 +130,12 @@ def check_history(state: DelayedState, recipe: DelayedScaling) -> None:
                 f"state.{operand} remembers {steps} steps and the recipe has history={recipe.history}; make the state "
                 "with octavo_jax.init_delayed(recipe, groups), or give the recipe that it was made for"
             )
+
+
+def _is_unused(history: Any, scale: Any) -> Any:
+    """bool [G], of values or of their bits: the zeros that JAX's gradient of an unused state is. A state that recorded
+    nothing has another scale, and one whose scale is as small as that has recorded something."""
+    return (scale == 0) & (history == 0).all(axis=-2)
 
 
 def amax_of(x: Array, group_sizes: Array | None) -> Array:
@@ -217,9 +230,10 @@ def _updated(
     rolled = jnp.roll(bits, -1, axis=0).at[-1].set(last).at[0].set(0)
     scale = jnp.minimum(fp32.divide(fp32.constant(top), amax), fp32.LARGEST)
     known = fp32.is_finite(amax) & (amax != 0) & (last != 0)
+    unused = _is_unused(bits, fp32.as_bits(state.scale))
+    before = jnp.where(unused, fp32.as_bits(jnp.float32(jnp.nan)), fp32.as_bits(state.scale))
     return ScalingHistory(
-        fp32.as_float(jnp.where(last != 0, rolled, bits)),
-        fp32.as_float(jnp.where(known, scale, fp32.as_bits(state.scale))),
+        fp32.as_float(jnp.where(last != 0, rolled, bits)), fp32.as_float(jnp.where(known, scale, before))
     )
 
 
@@ -232,8 +246,9 @@ def update_delayed(
                 those without tokens too
 
     A group that recorded nothing is untouched. Else its history rolls, the recorded amax goes to the end, slot 0
-    becomes 0, and scale = fl(fl(max * 2^-margin) / amax) where that amax is finite. ValueError where the state's
-    history has another length than the recipe's.
+    becomes 0, and scale = fl(fl(max * 2^-margin) / amax) where that amax is finite. The gradient of a state that no
+    call used has scale 0 and is no state: ValueError, or NaN where values do not lie on a CPU. ValueError, too, where
+    the state's history has another length than the recipe's.
     """
     recipe = as_delayed(recipe)
     check_state_arrays(state)

@@ -1,4 +1,6 @@
-"""A delayed state that comes back from `jax.grad` as a sum of several: NaN, or a ValueError where values are at hand.
+"""A delayed state that comes back from `jax.grad` as a sum of several, or of none.
+
+A sum of several is NaN, or a ValueError where values are at hand; the sum of none, which is 0, is the state before.
 
 JAX adds up the cotangents of what is used twice, and a state's is its new value (see `DelayedState`). The uses may be
 in traces of their own (`jax.checkpoint`, a scan that closes over the state), where none of them knows of the others.
@@ -25,6 +27,10 @@ SUMMED = (
     "the state that the one before it returned (linen: make the collection mutable; nnx: give the module to nnx's "
     "transformations, and let nnx.scan carry it)"
 )
+UNUSED = (
+    "no call in the differentiated function took this DelayedState, or its result did not reach the loss, and JAX's "
+    "gradient of what is not used is 0: keep the state from before in its place"
+)
 
 Histories = tuple[Any, ...]
 
@@ -46,7 +52,8 @@ def unsummed(histories: Histories) -> Histories:
     """`histories` of the operands of a layer, each with arrays `history` [..., H, G] and `scale` [..., G].
 
     Where the "gradient" that comes back for them is a sum of several calls', scales and running amaxes are NaN, which
-    the next update keeps; ValueError where it lies on a CPU.
+    the next update keeps; ValueError where it lies on a CPU. Where it is 0, as a branch that did not run leaves it, it
+    is what it was before.
     """
     return histories
 
@@ -56,7 +63,7 @@ def _checked(before: Histories, after: Histories) -> tuple[Histories]:
     summed = _is_sum(before[0], after[0], [one.history[..., 0, :] for one in after])
     if is_on_host(summed) and bool(summed.any()):
         raise ValueError(SUMMED)
-    return (tuple(_poisoned(one, summed) for one in after),)
+    return (tuple(_told(*both, summed) for both in zip(before, after, strict=True)),)
 
 
 unsummed.defvjp(lambda histories: (histories, histories), _checked)
@@ -80,6 +87,9 @@ def _is_multiple(value: Array, of: Array) -> Array:
 
 
 @jax.jit
-def _poisoned(one: Any, summed: Array) -> Any:
-    running = jnp.where(summed, jnp.nan, one.history[..., 0, :])
-    return replace(one, history=one.history.at[..., 0, :].set(running), scale=jnp.where(summed, jnp.nan, one.scale))
+def _told(before: Any, after: Any, summed: Array) -> Any:
+    unused = (after.scale == 0) & jnp.all(after.history == 0, axis=-2)
+    scale = jnp.where(unused, before.scale, after.scale)
+    history = jnp.where(jnp.expand_dims(unused, -2), before.history, after.history)
+    running = jnp.where(summed, jnp.nan, history[..., 0, :])
+    return replace(after, history=history.at[..., 0, :].set(running), scale=jnp.where(summed, jnp.nan, scale))
