@@ -126,6 +126,15 @@ def test_a_moe_layer_is_converted(rng: np.random.Generator) -> None:
     assert torch.equal(layer(x), twin(x))
 
 
+def test_a_layers_own_backends_stay() -> None:
+    """A closed list holds until another one is given: no other backend replaces the ones that were chosen."""
+    layer = GroupedLinear(G, K, K, backend=BACKEND)
+    convert(layer, "mxfp8")
+    assert layer.backend == BACKEND
+    convert(layer, "mxfp8", backend=[BACKEND, "torch-native"])
+    assert layer.backend == (BACKEND, "torch-native")
+
+
 def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:
     """Buffers come with the recipe that needs them and go with it; copies and pickles are converted, too."""
     layer = GroupedMLP(G, K, K, backend=BACKEND)

@@ -36,7 +36,7 @@ def convert(
     filter    selects modules: a pattern of whole names such as "model.layers.*.experts", or a function of name and
               module; None: all experts, and all modules that are an octavo_torch.Linear
     seed      base of stochastic rounding's seeds; None: drawn from torch's generator
-    backend   a name or a closed list of names
+    backend   a name or a closed list of names; None: modules of octavo_torch keep theirs
 
     Experts are GroupedLinear, GroupedMLP and MoE; modules of transformers that dispatch an experts function; modules
     with torchtitan's method `_grouped_mm(A=, B_t=, offs=)`. Parameters, their names, classes and hooks stay. Linear,

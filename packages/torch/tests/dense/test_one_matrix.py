@@ -389,3 +389,51 @@ def test_adapters_and_observers_know_it(rng: np.random.Generator) -> None:
         seen = observer.step()
     assert seen is not None
     assert seen.as_dict()["octavo/q/x/amax"] > 0
+
+
+@pytest.mark.parametrize("kind", ["Linear", "GroupedLinear"])
+def test_a_bias_that_is_set_later(kind: str, rng: np.random.Generator) -> None:
+    """It is added and has a gradient, as torch's is, and one that is taken away is not: torch's fusion of a batch norm
+    sets one, and the layer went on without it."""
+    recipe = HighPrecision()
+    shape, sizes = ((N,), ()) if kind == "Linear" else ((1, N), ([5],))
+    made = (lambda **o: make(recipe, **o)) if kind == "Linear" else lambda **o: grouped(make(recipe, **o))
+    layer, wanted = made(bias=False), made(bias=True)
+    wanted.load_state_dict({"weight": layer.weight.detach(), "bias": torch.randn(shape)})
+    layer.bias = nn.Parameter(wanted.bias.detach().clone())
+    x = torch.randn(5, K).bfloat16()
+    for module in (layer, wanted):
+        module(x, *sizes).float().square().sum().backward()
+    assert torch.equal(layer(x, *sizes), wanted(x, *sizes))
+    assert torch.equal(layer.bias.grad, wanted.bias.grad)
+    assert "bias=True" in repr(layer)
+    wanted.bias = None
+    plain = made(bias=False)
+    plain.load_state_dict(wanted.state_dict())
+    assert torch.equal(wanted(x, *sizes), plain(x, *sizes))
+    assert "bias=False" in repr(wanted)
+
+
+def test_a_batch_norm_is_fused_into_it(rng: np.random.Generator) -> None:
+    """`torch.nn.utils.fusion.fuse_linear_bn_eval`, which knows a torch.nn.Linear by its attributes."""
+    layer = make(HighPrecision(), bias=False, dtype=torch.float32).eval()
+    norm = nn.BatchNorm1d(N).eval()
+    for value in (norm.bias.data, norm.weight.data, norm.running_mean):
+        value.copy_(torch.randn(N))
+    fused = torch.nn.utils.fusion.fuse_linear_bn_eval(layer, norm)
+    x = torch.randn(7, K)
+    y, wanted = fused(x), norm(layer(x))
+    assert isinstance(fused, Linear)
+    bound = (x.abs() @ fused.weight.abs().T + fused.bias.abs()) * (K + 4) * 2.0**-23
+    assert bool(((y - wanted).abs() <= bound + (wanted - norm.bias).abs() * 2.0**-20).all())
+
+
+@pytest.mark.parametrize("kind", ["Linear", "GroupedLinear"])
+def test_a_parametrized_layer_that_has_run_is_copied(kind: str, rng: np.random.Generator) -> None:
+    """torch's parametrizations copy a module's attributes one by one, the layers that it has resolved among them."""
+    layer = make(MXFP8()) if kind == "Linear" else grouped(make(MXFP8()))
+    sizes = () if kind == "Linear" else ([5],)
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    x = torch.randn(5, K).bfloat16()
+    y = layer(x, *sizes)
+    assert torch.equal(copy.deepcopy(layer)(x, *sizes), y)

@@ -21,6 +21,7 @@ from octavo_torch import (
     add_lora,
     dequantize,
     grouped_linear,
+    quantize_input,
     quantize_weight,
     quantized_parameters,
 )
@@ -204,6 +205,38 @@ def test_codes_of_values_in_another_dtype(kind: str) -> None:
         inside = codes_of(half)
         y = run(half, half_x, outside)
     assert torch.equal(run(half, half_x, inside), y)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "mxfp8", "fp8-current", "fp8-delayed"])
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_an_input_quantized_once_inside_of_autocast(kind: str, recipe: str, rng: np.random.Generator) -> None:
+    """Its codes are those that a call inside makes, the weight's may be made once, too, and gradients arrive in the
+    dtype of the leaf; codes of other values are refused. Such calls once ran outside of autocast, without a word."""
+    layer = make(kind, recipe)
+    like = layer if kind == "linear" else GroupedLinear(G, K, 2 * F, recipe=layer.recipe, backend=REFERENCE)
+    twin = copy.deepcopy(layer)
+    (x, dy), *_ = batches_of(layer)
+    found = []
+    for module in (layer, twin):
+        leaf = x.clone().requires_grad_()
+        with autocast():
+            rows: Any = leaf
+            if module is layer and kind == "linear":
+                rows = layer.quantize_input(leaf, SIZES)
+            elif module is layer:
+                state = None if layer.states is None else layer.states[0]
+                rows = quantize_input(leaf, like.weight, SIZES, layer.recipe, state=state, backend=REFERENCE)
+            y = module(rows, SIZES if rows is leaf else None)
+        y.backward(dy.to(y.dtype))
+        found.append([y.detach(), leaf.grad, *(value.grad for value in weights_of(module).values())])
+    assert found[0][0].dtype is torch.bfloat16
+    assert_same(*found)
+    if kind == "linear":
+        with autocast():
+            assert torch.equal(layer(layer.quantize_input(x, SIZES), None, weight=codes_of(layer)), layer(x, SIZES))
+        outside = layer.quantize_input(x, SIZES)
+        with autocast(), pytest.raises(ValueError, match=r"x was quantized outside of torch.autocast, .* in bfloat16"):
+            layer(outside, None)
 
 
 def test_codes_made_once_in_one_graph(rng: np.random.Generator) -> None:

@@ -223,3 +223,40 @@ def test_weights_that_do_not_fit_are_refused(rng: np.random.Generator) -> None:
         grouped_linear(x, frozen, SIZES, recipe=recipe)
     with pytest.raises(ValueError, match="out holds rowwise data and the call makes both"):
         quantize_weight(w.requires_grad_(), recipe, out=frozen)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_nothing_is_recorded_in_evaluation(kind: str, rng: np.random.Generator) -> None:
+    """`eval()` leaves histories as they are, of operands that are quantized once, too: an evaluation's largest input
+    was once the scale of training."""
+    options = {"recipe": DelayedScaling(history=4), "backend": "torch-reference"}
+    layer: Any = GroupedLinear(2, 32, 16, **options) if kind == "linear" else GroupedMLP(2, 32, 16, **options)
+    x, sizes = torch.randn(8, 32), torch.tensor([3, 5])
+
+    def quantize(x: Tensor) -> None:
+        if kind == "mlp":
+            codes = layer.quantize_weights()
+            layer.quantize_weights(out=codes)
+            return
+        layer(layer.quantize_input(x, sizes), None, weight=layer.quantize_weight())
+
+    layer(x, sizes)
+    before = layer.amax_history.clone()
+    layer.eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(100)
+        quantize(100 * x)
+    assert torch.equal(layer.amax_history, before)
+    layer.train()
+    quantize(100 * x)
+    assert not torch.equal(layer.amax_history, before)
+
+
+def test_codes_older_than_a_cast_are_refused() -> None:
+    """As what they are: the sentence was about torch.autocast, which nobody had turned on."""
+    layer = GroupedLinear(2, 32, 16, recipe="mxfp8", backend="torch-reference")
+    codes = layer.quantize_weight()
+    layer.to(torch.bfloat16)
+    with pytest.raises(ValueError, match="quantized from values in float32 and has been cast to bfloat16 since"):
+        layer(torch.randn(8, 32).bfloat16(), [3, 5], weight=codes)

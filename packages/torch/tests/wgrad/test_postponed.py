@@ -138,6 +138,23 @@ def test_some_of_the_microbatches(rng: np.random.Generator) -> None:
         twin.backward_dw()
 
 
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_two_backward_passes_of_one_forward(kind: str, rng: np.random.Generator) -> None:
+    """A retained graph's passes are told apart, though they have one forward: `count` takes one of them."""
+    layer, twin = make(kind, MXFP8(), delay_wgrad=True), make(kind, MXFP8())
+    twin.load_state_dict(layer.state_dict())
+    x, dy = data()
+    for module in (layer, twin):
+        y = module(x, SIZES)
+        y.backward(dy, retain_graph=True)
+        if module is layer:
+            y.backward(dy)
+    assert len(layer.delayed_wgrad) == 2  # type: ignore[arg-type]
+    layer.backward_dw(1)
+    assert_equal([leaf.grad for leaf in weights(layer)], [leaf.grad for leaf in weights(twin)])  # type: ignore[misc]
+    assert len(layer.delayed_wgrad) == 1  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_with_activation_checkpointing(reentrant: bool, rng: np.random.Generator) -> None:
     """Forward runs twice, one gradient is left."""

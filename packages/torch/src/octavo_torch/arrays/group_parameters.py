@@ -62,11 +62,15 @@ class GroupParameters(nn.Module):
             # there has been replaced by a parametrization or a sharding wrapper
             own = self._parameters.get(name)
             return cast("Tensor | None", getattr(self, name)) if own is None else own
-        if name not in self._shapes:
+        if not self.has(name):
             return None
-        if not self.is_per_group(name):
+        if name not in self._shapes or not self.is_per_group(name):
             return cast(Tensor, getattr(self, name))
         return tuple([cast(Tensor, getattr(self, part)) for part in self.part_names(name)])
+
+    def has(self, name: str) -> bool:
+        """Whether this parameter is there: from the start, or set since, as torch's fusions set a bias."""
+        return name in self._shapes or self._parameters.get(name) is not None
 
     def is_per_group(self, name: str) -> bool:
         """True where each group has a parameter of its own instead of this one for all."""

@@ -127,6 +127,7 @@ class Linear(LinearModule, nn.Linear):
             seed=self.seed.current() if self.seed else None,
             state=self.delayed_state,
             backend=self.backend,
+            record=self.training,
         )
 
     def explain(self, x: Tensor) -> LayerPlan:
@@ -141,6 +142,6 @@ class Linear(LinearModule, nn.Linear):
     def extra_repr(self) -> str:
         """Shape, bias and recipe."""
         return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={'bias' in self._shapes}, "
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.biases is not None}, "
             f"recipe={self.recipe.kind}{self.repr_of_options()}"
         )

@@ -399,8 +399,16 @@ def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | 
 LayerKey = tuple[int, bool, bool, bool]
 """The id of a recipe, whether dx and dw are needed, whether plans have to be graph-safe."""
 
-Layers = Bounded[LayerKey, Layer]
-"""The layers that one caller used last. The caller checks the layer's fields: these are not part of the key."""
+
+class Layers(Bounded[LayerKey, Layer]):
+    """The layers that one caller used last. The caller checks the layer's fields: these are not part of the key.
+
+    Copies and pickles are empty: bound functions stay in their process.
+    """
+
+    def __reduce__(self) -> tuple[type[Layers], tuple[()]]:
+        return Layers, ()
+
 
 _state_token = registry.state_token
 _layers: Bounded[tuple[object, ...], Layer] = Bounded()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.versioned import Versioned
 from octavo_torch.compiler.autograd_context import AutogradContext
@@ -23,6 +24,7 @@ from octavo_torch.compiler.transforms import (
     unwrapped,
 )
 from octavo_torch.linear.prepare import CastWeight
+from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState
 
@@ -44,7 +46,7 @@ def matters(x: object) -> bool:
     """True where a call with these rows goes through `run`: in a transform, or with autocast on for x's device."""
     if transforms_active():
         return True
-    return isinstance(x, Tensor) and torch.is_autocast_enabled(x.device.type)
+    return torch.is_autocast_enabled(_device_of(x))
 
 
 def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:
@@ -54,8 +56,7 @@ def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tens
     """
     if transforms_active():
         return transformed(function, operands, LAYER)
-    x = operands["x"]
-    device = x.device.type if isinstance(x, Tensor) else "cpu"
+    device = _device_of(operands["x"])
     dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
         return function(**{name: _cast(name, value, dtype) for name, value in operands.items()})
@@ -100,7 +101,19 @@ def _cast(name: str, value: object, dtype: torch.dtype) -> object:
         return CastWeight(cast("Weights | QuantizedWeight", value), dtype)
     if name == "x" and isinstance(value, Tensor) and value.dtype in DTYPE_NAMES:
         return value.to(dtype)
+    if isinstance(value, QuantizedInput) and value.x.dtype is not dtype:
+        raise ValueError(
+            f"x was quantized outside of torch.autocast, from rows in {name_of(value.x.dtype)}, and the call reads "
+            f"them in {name_of(dtype)}, whose codes are others; quantize it inside of autocast, too"
+        )
     return value
+
+
+def _device_of(x: object) -> str:
+    """The kind of device that a call's rows are on, codes or not."""
+    if isinstance(x, QuantizedInput):
+        x = x.x
+    return x.device.type if isinstance(x, Tensor | GroupedTensor) else "cpu"
 
 
 class _Again:

@@ -97,6 +97,7 @@ class GroupedLinear(LinearModule):
             seed=self.seed.current() if self.seed else None,
             state=self.delayed_state,
             backend=self.backend,
+            record=self.training,
         )
 
     def explain(self, x: Tensor, group_sizes: GroupSizes) -> LayerPlan:
@@ -110,5 +111,5 @@ class GroupedLinear(LinearModule):
         """Shape, bias and recipe."""
         return (
             f"num_groups={self.num_groups}, in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={'bias' in self._shapes}, recipe={self.recipe.kind}{self.repr_of_options()}"
+            f"bias={self.biases is not None}, recipe={self.recipe.kind}{self.repr_of_options()}"
         )

@@ -112,7 +112,7 @@ class LinearModule(RecipeModule):
         if self.probes:
             (call.probe,) = self.probes
         run = traced if compiling else apply
-        bias = self.of_all_groups("bias") if "bias" in self._shapes else None
+        bias = self.of_all_groups("bias") if self.has("bias") else None
         if lora is None and self._modules:
             lora = self._modules.get("lora")  # type: ignore[assignment]
         used = own if weight is None else weight
@@ -125,7 +125,8 @@ class LinearModule(RecipeModule):
     def quantize_weight(
         self, *, out: QuantizedWeight | None = None, unchanged: Tensor | None = None
     ) -> QuantizedWeight:
-        """The weight quantized once, for every forward until it changes; with delayed scaling its amax is recorded.
+        """The weight quantized once, for every forward until it changes; with delayed scaling its amax is recorded in
+        training mode.
 
         out, unchanged   write an earlier result's codes again, unless a flag on the device says that nothing has
                          changed: see octavo_torch.quantize_weight
@@ -138,6 +139,7 @@ class LinearModule(RecipeModule):
             backend=self.backend,
             out=out,
             unchanged=unchanged,
+            record=self.training,
         )
 
     def __getstate__(self) -> dict[str, object]:

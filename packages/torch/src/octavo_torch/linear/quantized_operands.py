@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from octavo import Recipe
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.checks import BackendNames, backend_names
+from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.operands import check_operands, check_weight
@@ -46,11 +47,12 @@ def quantize_weight(
     interleave: int | None = None,
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
+    record: bool = True,
 ) -> QuantizedWeight:
     """`w` quantized for `recipe` (or the one of that name), to be given to `grouped_linear` in the weight's place.
 
     w          [G, N, K], or a sequence of G tensors [N, K]
-    state      of delayed scaling: w's amax is recorded in it
+    state      of delayed scaling: w's amax is recorded in it, unless record is False
     interleave where w is the first weight of a `grouped_mlp` with that argument
     out        what an earlier call returned for this weight: its codes are written again, at their addresses
     unchanged  int32 [1] on w's device: where it is not 0, `out`'s codes are left as they are. Nobody reads it back, so
@@ -62,8 +64,9 @@ def quantize_weight(
     """
     recipe = recipe_of(recipe)
     result = _weight_codes(
-        w, recipe, seed=seed, state=state, backend=backend, interleave=interleave, out=out, unchanged=unchanged
-    )
+        w, recipe, seed=seed, state=state, backend=backend, interleave=interleave, out=out, unchanged=unchanged,
+        record=record,
+    )  # fmt: skip
     own: Weights = w if isinstance(w, Tensor) else tuple(w)
     version = None
     if not _is_compiling():
@@ -103,6 +106,7 @@ def _weight_codes(
     interleave: int | None = None,
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
+    record: bool = True,
 ) -> WeightCodes:
     """No codes where no GEMM reads any, or where they are written into out."""
     whole = as_one("w", w)
@@ -126,11 +130,11 @@ def _weight_codes(
         return WeightCodes()
     if out is not None:
         _write(layer, whole, seed, state, out, unchanged)
-        if state is not None and out.amax is not None:
+        if record and state is not None and out.amax is not None:
             state.record("w", out.amax)
         return WeightCodes()
     result = _quantized(layer, whole, seed, state)
-    if state is not None and result.amax is not None:
+    if record and state is not None and result.amax is not None:
         state.record("w", result.amax)
     return result
 
@@ -223,17 +227,23 @@ def quantize_input(
     state: DelayedState | None = None,
     group_offset: int = 0,
     backend: BackendNames = None,
+    record: bool = True,
 ) -> QuantizedInput:
     """`x` quantized for layers with weights like `weight`: give it to `grouped_linear` in x's place, None for sizes.
 
     The arguments are those of the calls that will read it; of `weight` the shape, the dtype and whether it requires a
     gradient count. Several layers that read one x (a gate and an up projection) share the codes, and each adds to x's
-    gradient. With delayed scaling x's amax is recorded in `state`. Raises as `grouped_linear` does.
+    gradient. With delayed scaling x's amax is recorded in `state`, unless record is False. Inside of torch.autocast x
+    is cast to autocast's dtype first, as calls inside cast it: do both there. Raises as `grouped_linear` does.
     """
     recipe = recipe_of(recipe)
+    dtype = contexts.autocast_dtype(x.device)
+    if dtype is not None and x.dtype in DTYPE_NAMES:
+        x = x.to(dtype)  # differentiably: the codes' gradient is x's
     result = _input_codes(
-        x, weight, group_sizes, recipe, seed=seed, state=state, group_offset=group_offset, backend=backend
-    )
+        x, weight, group_sizes, recipe, seed=seed, state=state, group_offset=group_offset, backend=backend,
+        record=record,
+    )  # fmt: skip
     version = None if _is_compiling() else x._version
     return QuantizedInput(x, result[1] if len(result) == 2 else None, result[0], recipe, version)
 
@@ -249,10 +259,14 @@ def _input_codes(
     state: DelayedState | None = None,
     group_offset: int = 0,
     backend: BackendNames = None,
+    record: bool = True,
 ) -> tuple[Tensor] | tuple[Tensor, GroupedTensor]:
     """The sizes, and codes where a GEMM reads them."""
     own = weight.weight if isinstance(weight, QuantizedWeight) else weight
     w = as_one("weight", own)
+    dtype = contexts.autocast_dtype(w.device)
+    if dtype is not None:  # what the call will cast w to counts, and none of its values
+        w = w.new_empty((), dtype=dtype).expand(w.shape)
     check_operands(x, w)
     sizes, at_host = as_sizes(group_sizes, x.shape[0], w.shape[0], x)
     check_group_offset(group_offset, w.shape[0])
@@ -265,7 +279,7 @@ def _input_codes(
     if layer.stochastic_forward and seed is None:
         raise ValueError(NEEDS_SEED)
     check_seed(seed)
-    call = Call(recipe, group_offset=group_offset, state=state)
+    call = Call(recipe, group_offset=group_offset, state=state, record=record)
     call.layer, call.sizes = layer, sizes
     codes = quantize_operand(call, layer.quantize_x, "x", x, seed)
     assert codes.group_sizes is not None  # rows have sizes

@@ -64,7 +64,13 @@ class QuantizedWeight(Versioned):
         """ValueError where the codes of the weight of that name are of values in another dtype than the call reads."""
         if self.codes is None or self.values_dtype in (None, dtype):
             return
-        if self.values_dtype is leaves_of(self.weight)[0].dtype:
+        own = leaves_of(self.weight)[0].dtype
+        if self.values_dtype is torch.float32 and own is not torch.float32:  # which autocast would not have made
+            raise ValueError(
+                f"{name} was quantized from values in float32 and has been cast to {name_of(own)} since, whose codes "
+                "are others; quantize it again"
+            )
+        if self.values_dtype is own:
             where, advice = "outside of", "quantize it inside of autocast, too, with the dtype of the call's"
         else:
             where, advice = "inside of", "quantize it outside, or make the call inside of the same autocast"

@@ -55,8 +55,8 @@ def scales_by_operation(
 def _bias_of(operation: nn.Module) -> str:
     """The name of the bias that scales multiply; "" without one."""
     if isinstance(operation, GroupedMLP):
-        return "bias2" if "bias2" in operation._shapes else ""
-    return "bias" if isinstance(operation, GroupedLinear) and "bias" in operation._shapes else ""
+        return "bias2" if operation.has("bias2") else ""
+    return "bias" if isinstance(operation, GroupedLinear) and operation.has("bias") else ""
 
 
 def _follows_activation(operations: Sequence[nn.Module], at: int) -> bool:

@@ -131,7 +131,8 @@ class Experts(RecipeModule):
     def quantize_weights(
         self, *, out: QuantizedWeights | None = None, unchanged: Tensor | None = None
     ) -> QuantizedWeights:
-        """Both weights quantized once, for every forward until they change; delayed scaling records their amax.
+        """Both weights quantized once, for every forward until they change; delayed scaling records their amax
+        in training mode.
 
         out, unchanged   write an earlier result's codes again, unless a flag on the device says that nothing has
                          changed: see octavo_torch.quantize_weight
@@ -142,7 +143,7 @@ class Experts(RecipeModule):
         first, second = (
             quantize_weight(
                 weight, self.recipe, seed=seed, state=state, backend=self.backend, interleave=interleave, out=into,
-                unchanged=unchanged,
+                unchanged=unchanged, record=self.training,
             )
             for weight, state, interleave, into in zip(
                 self.weights, states, (self.interleave, None), before, strict=True
@@ -154,7 +155,7 @@ class Experts(RecipeModule):
         """Shape, activation, bias and recipe."""
         return (
             f"num_groups={self.num_groups}, in_features={self.in_features}, hidden_features={self.hidden_features}, "
-            f"out_features={self.out_features}, activation={self.activation}, bias={'bias1' in self._shapes}, "
+            f"out_features={self.out_features}, activation={self.activation}, bias={self.has('bias1')}, "
             f"recipe={self.recipe.kind}{self.repr_of_options()}"
             + ("" if self.interleave is None else f", interleave={self.interleave}")
         )

@@ -18,9 +18,11 @@ def set_recipe(
 ) -> None:
     """Replace the module's recipe; its buffers are as before the first step, on the device of its parameters.
 
+    backend   None: the module keeps its own
     layers   leading axes of the scales' buffers, as RecipeModule has them
     """
     device = next(module.parameters()).device
+    backend = module.backend if backend is None else backend
     options = ModuleOptions(recipe, backend, seed, module.main_grad, module.per_group_parameters, delay_wgrad=False)
     fresh = RecipeModule({"num_groups": module.num_groups}, options, device, layers)
     for name in STATE_BUFFERS:

@@ -79,21 +79,27 @@ class DelayedWgrad:
         self.anchor = torch.zeros((), requires_grad=True)
         self._passes: deque[list[_Postponed]] = deque()
         self._last_owner: object = None
+        self._last_parts: list[object] = []
 
     def __len__(self) -> int:
         return len(self._passes)
 
-    def postpone(self, owner: object, run: Callable[[], Iterable[Tensor]], operands: Sequence[object]) -> None:
+    def postpone(
+        self, owner: object, part: object, run: Callable[[], Iterable[Tensor]], operands: Sequence[object]
+    ) -> None:
         """Called by backward: keep `run`, which reads `operands` and returns the tensors that it allocated.
 
         owner   the forward call whose backward this is: gradients of all its weights are computed together
+        part    which of the call's weights it is; where it comes again, the graph was retained for another backward
         """
         postponed = _Postponed(run, operands)
-        if self._passes and owner is self._last_owner:
+        same_call = bool(self._passes) and owner is self._last_owner
+        if same_call and not any(part is other for other in self._last_parts):
             self._passes[-1].append(postponed)
+            self._last_parts.append(part)
         else:
             self._passes.append([postponed])
-            self._last_owner = owner
+            self._last_owner, self._last_parts = owner, [part]
 
     def backward_dw(self, count: int | None = None) -> None:
         """Compute the weight gradients of the oldest `count` backward passes; None: of all.
@@ -124,7 +130,7 @@ class DelayedWgrad:
                 del gradients[0]
             self._passes.popleft()
         if not self._passes:
-            self._last_owner = None
+            self._last_owner, self._last_parts = None, []
 
     def __reduce__(self) -> tuple[type[DelayedWgrad], tuple[()]]:
         return DelayedWgrad, ()

@@ -47,7 +47,7 @@ class WgradTarget:
         if self.store is None:
             assert self.main_grad is not None
             return write_main_grad(wgrad, x, dy, sizes, self.leaves, self.main_grad)
-        self.store.postpone(owner, lambda: self._compute(wgrad, x, dy, sizes), (x, dy, sizes))
+        self.store.postpone(owner, self, lambda: self._compute(wgrad, x, dy, sizes), (x, dy, sizes))
         return None
 
     def _compute(self, wgrad: WgradFunction, x: Rows, dy: Rows, sizes: Sizes) -> tuple[Tensor, ...]:
