@@ -201,6 +201,9 @@ TABLE = [
     (["--ranks", "4", "--layers", "999"], "the largest number that divides both 4 and 256; give fewer --layers"),
     (["--ranks", "4", "--shape", "2,99999,99999,65536", "--choices", "1"], "give a smaller --shape"),
     (["--recipes", "bf16"], "--shape is missing"),
+    (["--ranks", "8", "--min-sqnr", "30"], "--min-sqnr is not read with --ranks; leave it out"),
+    (["--ranks", "8", "--weights", "absent"], "--weights is not read with --ranks"),
+    (["--shape", "1,2,3,4", "--per-host", "4"], "--per-host needs --ranks; leave it out"),
 ]
 
 

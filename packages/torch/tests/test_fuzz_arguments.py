@@ -318,7 +318,7 @@ MORE = {
     "MoE.forward": ("choice", "weights", "lora"),
     "grouped_mm": ("bias", "out_dtype"),
     "quantize": ("seed", "operand", "group_offset", "scale", "layouts", "out", "unchanged"),
-    "quantize_weight": ("seed", "state", "interleave", "out", "unchanged"),
+    "quantize_weight": ("seed", "state", "interleave", "out", "unchanged", "record"),
     "dequantize": ("direction", "dtype", "backend"),
     "convert_layout": ("backend",),
     "act_quantize": FUSED,

@@ -8,10 +8,15 @@ from typing import Annotated
 
 import typer
 
+_OF_RANKS = ("per_host", "choices", "skew", "layers", "network")
+_OF_ONE_GPU = ("weights", "min_sqnr", "results", "rows", "trust")
+"""Options that mean something with --ranks alone, and without it alone."""
+
 _RECIPES = "bf16,fp8-current,fp8-row,fp8-block,mxfp8,mxfp8-folded,nvfp4"
 
 
 def advise(
+    context: typer.Context,
     shape: Annotated[
         str | None,
         typer.Option(
@@ -55,6 +60,7 @@ def advise(
     --recipes names another): the ranks of a group and experts of each, the route, what travels, and the part of the
     step that is exposed.
     """
+    _check_given(context, ranks)
     if ranks is not None:
         from octavo_cli.advice import Shape
         from octavo_cli.errors import InputError
@@ -108,3 +114,14 @@ def advise(
         print_json(report.as_dict())
     else:
         report.show()
+
+
+def _check_given(context: typer.Context, ranks: int | None) -> None:
+    """InputError for an option that the question does not read: its answer would be of something else."""
+    from octavo_cli.errors import InputError
+
+    unread, why = (_OF_RANKS, "needs --ranks") if ranks is None else (_OF_ONE_GPU, "is not read with --ranks")
+    for name in unread:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"--{name.replace('_', '-')} {why}; leave it out")

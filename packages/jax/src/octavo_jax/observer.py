@@ -142,16 +142,17 @@ def observations(seen: Any, prefix: str = "octavo/", *, experts: bool = False) -
 
     experts   also of each expert, as "<layer>/<operand>/expert<g>/<what>"
 
-    Keys are "<prefix><layer>/<operand>/<what>", the layer being the tap's path in the pytree: amax, non_finite (a
-    number of elements), and where the operand is quantized saturated, underflow (shares of the elements looked at) and
-    sqnr_db. An SQNR that does not exist, without a signal or without noise, is left out.
+    Keys are "<prefix><layer>/<operand>/<what>", the layer being the tap's path in the pytree and the operand x, w or
+    dy, as octavo_torch's are: amax, non_finite (a number of elements), and where the operand is quantized saturated,
+    underflow (shares of the elements looked at) and sqnr_db. An SQNR that does not exist, without a signal or without
+    noise, is left out.
     """
     taps, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(seen), is_leaf=lambda leaf: isinstance(leaf, Tap))
     numbers: dict[str, float] = {}
     for path, tap in taps:
         layer = jax.tree_util.keystr(path, simple=True, separator=".") or "model"
-        for operand in ("x", "kernel", "grad"):
-            values = np.asarray(getattr(tap, operand), np.float64)
+        for operand, part in (("x", tap.x), ("w", tap.kernel), ("dy", tap.grad)):
+            values = np.asarray(part, np.float64)
             start = f"{prefix}{layer}/{operand}/"
             sums = np.where(np.array(FIELDS) == "amax", values.max(axis=1), values.sum(axis=1))
             numbers |= _numbers(start, sums)

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -150,11 +151,13 @@ def test_modules_are_the_functions(name: str, x: Any) -> None:
 
 def test_both_flavours_take_their_sizes_in_one_order() -> None:
     """Groups or experts, then what linen does not see in x; what is left is given by name."""
-    linen_block, nnx_block = octavo_linen.MoE(G, F, k=2), octavo_nnx.MoE(G, K, F, k=2, rngs=nnx.Rngs(0))
+    plain: Any = {"recipe": None}
+    linen_block = octavo_linen.MoE(G, F, k=2, **plain)
+    nnx_block = octavo_nnx.MoE(G, K, F, k=2, rngs=nnx.Rngs(0), **plain)
     assert (linen_block.num_experts, linen_block.hidden, linen_block.k) == (G, F, 2)
     assert nnx_block.wo.shape == (G, F, K)
-    assert octavo_linen.GroupedMLP(G, F).hidden == octavo_linen.LayerNormMLP(F).hidden == F
-    assert octavo_linen.GroupedDense(G, N).features == N
+    assert octavo_linen.GroupedMLP(G, F, **plain).hidden == octavo_linen.LayerNormMLP(F, **plain).hidden == F
+    assert octavo_linen.GroupedDense(G, N, **plain).features == N
     for takes in (lambda: octavo_linen.MoE(G, F, 2), lambda: octavo_nnx.MoE(G, K, F, 2, rngs=nnx.Rngs(0))):  # type: ignore[call-arg, misc]
         with pytest.raises((TypeError, ValueError)):
             takes()
@@ -211,10 +214,10 @@ def test_an_nnx_module_says_which_argument_it_lacks() -> None:
 def test_a_misspelt_backend_is_refused_when_a_module_is_constructed() -> None:
     """With the error of a call; copies of a module that was made where the backend is installed pass."""
     constructors: tuple[Callable[[Any], Any], ...] = (
-        lambda backend: octavo_linen.GroupedDense(2, 16, backend=backend),
-        lambda backend: octavo_linen.GroupedMLP(2, 16, backend=backend),
-        lambda backend: octavo_nnx.GroupedLinear(2, 16, 16, backend=backend, rngs=nnx.Rngs(0)),
-        lambda backend: octavo_nnx.GroupedMLP(2, 16, 16, backend=backend, rngs=nnx.Rngs(0)),
+        lambda backend: octavo_linen.GroupedDense(2, 16, recipe=None, backend=backend),
+        lambda backend: octavo_linen.GroupedMLP(2, 16, recipe=None, backend=backend),
+        lambda backend: octavo_nnx.GroupedLinear(2, 16, 16, recipe=None, backend=backend, rngs=nnx.Rngs(0)),
+        lambda backend: octavo_nnx.GroupedMLP(2, 16, 16, recipe=None, backend=backend, rngs=nnx.Rngs(0)),
     )
     for construct in constructors:
         for misspelt in ("jax-nativ", ["jax-reference", "jax-nativ"]):
@@ -289,3 +292,29 @@ def test_the_flax_modules_are_attributes_of_the_package() -> None:
     program = "import octavo_jax; print(octavo_jax.linen.MoE.__name__, octavo_jax.nnx.MoE.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["MoE", "MoE"]
+
+
+MADE: dict[str, Callable[..., Any]] = {
+    "linen.GroupedDense": lambda **how: octavo_linen.GroupedDense(G, N, **how),
+    "linen.MoE": lambda **how: octavo_linen.MoE(G, F, k=2, **how),
+    "nnx.GroupedLinear": lambda **how: octavo_nnx.GroupedLinear(G, K, F, rngs=nnx.Rngs(0), **how),
+    "nnx.MoE": lambda **how: octavo_nnx.MoE(G, K, F, k=2, rngs=nnx.Rngs(0), **how),
+}
+
+
+@pytest.mark.parametrize("which", MADE)
+def test_a_recipe_that_nobody_gives_is_said(which: str) -> None:
+    """Once, at the line that makes the module, as in torch: forgotten, it is high precision and looks as if it worked.
+    None says that high precision is meant, and copies say nothing again."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        module = MADE[which]()
+        if "linen" in which:
+            module.clone().copy(name="again")
+        MADE[which](recipe=None)
+        MADE[which](recipe="mxfp8")
+    assert [str(each.message).split(";")[0] for each in seen] == [
+        f"{which.split('.')[1]} was created without a recipe and computes in high precision"
+    ]
+    assert seen[0].filename == __file__
+    assert module.recipe is None

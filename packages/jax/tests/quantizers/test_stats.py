@@ -131,7 +131,7 @@ def test_a_tap_counts_a_jitted_step_and_changes_no_bit(rng: np.random.Generator)
     assert stats["x"].saturated[0] > 0
     numbers = octavo_jax.observations({"fc1": seen}, experts=True)
     assert numbers["octavo/fc1/x/saturated"] == pytest.approx(float(stats["x"].saturated.sum()) / (250 * 48))
-    assert "octavo/fc1/grad/expert2/sqnr_db" in numbers
+    assert "octavo/fc1/dy/expert2/sqnr_db" in numbers
     assert "octavo/fc1/x/expert1/amax" not in numbers  # an expert without rows has no numbers
 
 

@@ -20,7 +20,7 @@ from octavo import MXFP8, NVFP4, BlockScaling, Recipe
 from octavo.quantizer import Operand
 from octavo_native.layouts import VALUES
 from octavo_torch import grouped_linear
-from octavo_torch.dispatch.layer import layer_for
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch_native.linear import values
 from octavo_torch_native.linear.recorded_layer import RecordedLayer
 

@@ -17,7 +17,7 @@ from octavo import PRESETS, BlockScaling, DelayedScaling, MXFP4Weights, Recipe
 from octavo_numerics import quantize, round_mxfp4, valid
 from octavo_torch import DelayedState, GroupedLinear, convert_layout, grouped_linear, quantize_weight
 from octavo_torch.bridge import BRIDGE
-from octavo_torch.dispatch.layer import layer_for
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch_native.linear import recorded_layer
 from octavo_torch_native.linear.recorded_layer import RecordedLayer
 

@@ -26,7 +26,8 @@ from octavo_torch import DelayedState, GroupedMLP, GroupedTensor, Room, grouped_
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.dispatch import interleaved_weight
-from octavo_torch.dispatch.layer import Layer, layer_for
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.plugin import CARD
 from octavo_torch.reference.backend import ReferenceBackend
 

@@ -65,7 +65,7 @@ def moe_over_ranks(x: Any, choices: Any, weights: Any, w1: Any, w2: Any, ep: Any
 
 CALLS: dict[str, tuple[str, Callable[..., Any], Given]] = {
     "quantize_input": (
-        "x weight group_sizes recipe seed state group_offset backend",
+        "x weight group_sizes recipe seed state group_offset backend record",
         ot.quantize_input,
         lambda _: {"x": leaf(M, K), "weight": leaf(G, N, K), "group_sizes": [3, 4], "recipe": MXFP8()},
     ),

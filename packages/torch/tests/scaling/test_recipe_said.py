@@ -123,7 +123,7 @@ def test_a_state_of_another_recipe(name: str, saved: str, here: str) -> None:
     """Missing and unexpected keys of a recipe's state: the error names convert, and convert is the way."""
     source, target = (nn.ModuleDict({"experts": MODULES[name](recipe)}) for recipe in (saved, here))
     with pytest.raises(
-        RuntimeError, match=r"experts was saved with the state .*create the module with the recipe"
+        RuntimeError, match=r"the checkpoint of experts has .*create the module with the recipe"
     ) as caught:
         target.load_state_dict(source.state_dict())
     assert str(caught.value).count("octavo_torch.convert(module, recipe)") == 1

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from octavo import MXFP8, NVFP4, CurrentScaling, HighPrecision, Recipe
 from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, activate, grouped_linear, grouped_mlp
 from octavo_torch.arithmetic import operators
-from octavo_torch.dispatch.layer import layer_for
+from octavo_torch.dispatch.layers import layer_for
 
 SIZES = torch.tensor([20, 0, 40])
 M, K, F, N, G = 70, 32, 24, 16, len(SIZES)

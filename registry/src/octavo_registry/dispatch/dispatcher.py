@@ -143,10 +143,8 @@ class Dispatcher:
                     raise UnknownBackendError(
                         f"{source_of(backend)}: {name!r} is not installed; {how_to_install(RESERVED[name])}"
                     )
-                installed = ", ".join(sorted(known)) or "none is installed"
-                raise UnknownBackendError(
-                    f"{source_of(backend)}: there is no backend {name!r}; known names are {installed}"
-                )
+                installed = f"known names are {', '.join(sorted(known))}" if known else "no backend is installed"
+                raise UnknownBackendError(f"{source_of(backend)}: there is no backend {name!r}; {installed}")
         return preference
 
     def _candidates(self, request: Request, preference: Preference | None) -> Candidates:

@@ -21,6 +21,7 @@ from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.kept_states import taken_before, undifferentiated_state
 from octavo_jax.modules.states import State, fresh_state, update_states
+from octavo_jax.modules.unsaid import UNSAID, Unsaid, recipe_said
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Norm
@@ -47,7 +48,7 @@ _TWICE = (
 class QuantizedModule(nn.Module, kw_only=True):
     """Fields that every module has.
 
-    recipe                         a Recipe, or the name of one; None: HighPrecision
+    recipe                         a Recipe, or the name of one; None: HighPrecision. Without it the same, and a warning
     dtype                          x, kernels and biases are cast to it first; None: as they are
     param_dtype                    of the parameters
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
@@ -58,7 +59,7 @@ class QuantizedModule(nn.Module, kw_only=True):
     room                           multiprocessors that the GEMMs leave to what runs beside them; None: they take all
     """
 
-    recipe: RecipeLike = None
+    recipe: RecipeLike | Unsaid = UNSAID
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
     quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
@@ -69,6 +70,8 @@ class QuantizedModule(nn.Module, kw_only=True):
     def __post_init__(self) -> None:
         """Raises UnknownBackendError for a name that nobody has."""
         check_known(self.backend)
+        # a field of a module that is no longer being made is changed as dataclasses do it
+        object.__setattr__(self, "recipe", recipe_said(self, self.recipe))
         super().__post_init__()
 
     @nn.nowrap

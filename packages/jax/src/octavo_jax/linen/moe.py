@@ -9,6 +9,7 @@ from typing import Any
 from flax import linen as nn
 from jax import Array
 
+from octavo_jax.arrays.recipes import as_recipe
 from octavo_jax.linen.base import Axes
 from octavo_jax.linen.mlp import MLPModule
 from octavo_jax.modules.block_options import block_options
@@ -82,7 +83,7 @@ class MoE(MLPModule):
             router,
             wi,
             wo,
-            recipe=self.recipe,
+            recipe=as_recipe(self.recipe),
             bi=bi,
             bo=bo,
             sharding=self.sharding,

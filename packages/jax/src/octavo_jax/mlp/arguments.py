@@ -47,9 +47,8 @@ def check_mlp_operands(
     if x.ndim < 2 or x.shape[-1] != k:
         raise ValueError(f"x has shape {list(x.shape)} and wi {list(wi.shape)} takes K = {k}; x is [..., M, {k}]")
     if others != group or inner != f:
-        raise ValueError(
-            f"wo has shape {list(wo.shape)}; wi {list(wi.shape)} with {activation} needs {[*group, f, 'N']}"
-        )
+        needed = ", ".join(map(str, (*group, f, "N")))
+        raise ValueError(f"wo has shape {list(wo.shape)}; wi {list(wi.shape)} with {activation} needs [{needed}]")
     for name, bias, columns in (("bi", bi, c), ("bo", bo, n)):
         if bias is not None and list(bias.shape) != [*group, columns]:
             raise ValueError(f"{name} has shape {list(bias.shape)}; it is {[*group, columns]}")

@@ -21,6 +21,7 @@ from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.kept_states import is_traced, recorded, undifferentiated_state
 from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
+from octavo_jax.modules.unsaid import UNSAID, Unsaid, recipe_said
 from octavo_jax.nnx.whole_signature import all_parameters
 from octavo_jax.sharding.axes import MeshAxes
 
@@ -46,7 +47,7 @@ class SeedState(nnx.Variable[Any]):
 class Common(TypedDict, total=False):
     """Keyword arguments that every module takes and passes on.
 
-    recipe                         a Recipe, or the name of one; None: HighPrecision
+    recipe                         a Recipe, or the name of one; None: HighPrecision. Without it the same, and a warning
     dtype                          x, kernels and biases are cast to it first; None: as they are
     param_dtype                    of the parameters; float32 by default
     quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
@@ -79,7 +80,7 @@ class QuantizedModule(nnx.Module):
         groups: int,
         layers: int,
         *,
-        recipe: RecipeLike = None,
+        recipe: RecipeLike | Unsaid = UNSAID,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         quantization_checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
@@ -92,7 +93,7 @@ class QuantizedModule(nnx.Module):
         _check_arguments(type(self), rngs, tuple(unknown))
         assert rngs is not None
         check_known(backend)
-        recipe = as_recipe(recipe)
+        recipe = as_recipe(recipe_said(self, recipe))
         state = fresh_state(recipe, groups, layers)
         self.delayed = nnx.data(None if state is None else ScalingState(state))
         base = calls = None

@@ -50,9 +50,12 @@ def fused_rows(
 ) -> tuple[GroupedTensor, Extras]:
     """`function(*tokens, *whole, group_sizes, ...)` of each block, as `quantize_rows` of one array.
 
-    plan        of the quantizer in the fused function
-    wanted      names of the Extras to return: rows' are [*B, M, C] or [*B, M], `dbias` is summed over data blocks
-    arguments   `scale` is [E * G]; where there is one, the Extras hold the amax [E * G], too
+    function     a quantizer with what is fused before it
+    plan         of the quantizer in the fused function
+    inputs       rows [*B, M, C], arrays that every block reads whole, and probabilities [*B, M] or None
+    group_sizes  [*B, G] of each block
+    extra_names  names of the Extras to return: rows' are [*B, M, C] or [*B, M], `dbias` is summed over data blocks
+    arguments    `scale` is [E * G]; where there is one, the Extras hold the amax [E * G], too
     """
     (tokens, whole, probs), (seed, operand, group_offset, scale) = inputs, arguments
     spec, columns, groups = plan.request.quantizer, plan.request.k, group_sizes.shape[-1]

@@ -14,6 +14,12 @@ DTYPE_NAMES: dict[torch.dtype, DType] = {
 DTYPES: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
+ONE_DTYPE = (
+    "cast one to the other's dtype: create a module with dtype=, or call it inside torch.autocast, which casts both"
+)
+"""What to do where x and a weight differ."""
+
+
 def name_of(dtype: torch.dtype) -> str:
     """A dtype's name without the prefix "torch.", for messages."""
     return str(dtype).removeprefix("torch.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, ONE_DTYPE, name_of
 
 
 def check_layout(name: str, value: Tensor) -> None:
@@ -67,7 +67,5 @@ def _explain_operands(x: object, weight: object) -> None:
             f"give [G, N, K] with K = {x.shape[1]}"
         )
     if x.dtype is not weight.dtype:
-        raise ValueError(
-            f"x has dtype {name_of(x.dtype)} and weight {name_of(weight.dtype)}; cast one to the other's dtype"
-        )
+        raise ValueError(f"x has dtype {name_of(x.dtype)} and weight {name_of(weight.dtype)}; {ONE_DTYPE}")
     raise ValueError(f"x is on {x.device} and weight on {weight.device}; move one to the other's device")

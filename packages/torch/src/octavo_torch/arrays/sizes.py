@@ -132,6 +132,8 @@ def _host_list(group_sizes: object) -> list[int]:
                 "give integers, [G]"
             )
         group_sizes = group_sizes.tolist()
+    if group_sizes is None:
+        raise ValueError("group_sizes is None, which is for an x that is quantized; give one size per group")
     if not isinstance(group_sizes, Sequence) or isinstance(group_sizes, str):
         raise ValueError(
             f"group_sizes is a {type(group_sizes).__name__}; "

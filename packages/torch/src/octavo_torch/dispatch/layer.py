@@ -22,7 +22,7 @@ from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, Quanti
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import readers
 from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan, WgradPlan
-from octavo_torch.arrays.checks import BackendNames, check_recipe
+from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.weight_order import order_of
@@ -38,7 +38,6 @@ from octavo_torch.dispatch.transposed_weight import (
     reading_transposed,
     writing_transposed,
 )
-from octavo_torch.memo import Bounded
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
@@ -279,7 +278,7 @@ class Layer:
         return plan is not None and plan.bound.of_tokens is not None
 
     def gathers(self, operand: Operand, *gemms: Gemm) -> bool:
-        """Whether these GEMMs read the operand's rows where the tokens stand; those that nobody needs read nothing."""
+        """Whether these GEMMs read this operand from the tokens themselves; True for GEMMs that are not needed."""
         needed = self._needed
         return all(gemm not in needed or self.plan.reads_tokens(gemm, operand) for gemm in gemms)
 
@@ -306,7 +305,7 @@ class Layer:
         return None if make is None else make(needed, self.quantizers)
 
     def leaving(self, multiprocessors: int) -> Layer:
-        """This layer, whose GEMMs leave so many multiprocessors to others: see Room. Itself on a CPU, and for 0."""
+        """A copy whose GEMMs leave so many multiprocessors free, see Room; self on a CPU, and for 0."""
         if not multiprocessors or self.device.type != "cuda":
             return self
         layer = self._leaving.get(multiprocessors)
@@ -318,8 +317,10 @@ class Layer:
         return layer
 
     def interleaved(self, block: int) -> Layer:
-        """This layer of a weight whose gate and up rows take turns in blocks of so many: all functions take and return
-        it as it lies, and codes of it are of the two halves, the gate first. Itself for 0."""
+        """This layer for a weight whose gate and up rows alternate in blocks of `block` rows; self for 0.
+
+        Functions take and return the weight in that order. Its codes are those of the two halves, gate first.
+        """
         if not block:
             return self
         layer = self._interleaved.get(block)
@@ -394,43 +395,3 @@ def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | 
     row, column = plan.request.layouts
     directions = plan.request.quantizer.directions
     return row if "rowwise" in directions else None, column if "columnwise" in directions else None
-
-
-LayerKey = tuple[int, bool, bool, bool]
-"""The id of a recipe, whether dx and dw are needed, whether plans have to be graph-safe."""
-
-
-class Layers(Bounded[LayerKey, Layer]):
-    """The layers that one caller used last. The caller checks the layer's fields: these are not part of the key.
-
-    Copies and pickles are empty: bound functions stay in their process.
-    """
-
-    def __reduce__(self) -> tuple[type[Layers], tuple[()]]:
-        return Layers, ()
-
-
-_state_token = registry.state_token
-_layers: Bounded[tuple[object, ...], Layer] = Bounded()
-
-
-def layer_for(
-    recipe: Recipe,
-    x: Tensor,
-    w: Tensor,
-    at_host: bool,
-    need_dx: bool,
-    need_dw: bool,
-    backend: str | tuple[str, ...] | None,
-    graph_safe: bool = False,
-) -> Layer:
-    """The resolved layer for operands that fit together, found by the recipe's identity: a recipe does not change."""
-    # under torch.compile(dynamic=True) sizes are symbols, which have no hash
-    dtype, shape = x.dtype, tuple(map(int, w.shape))
-    key = (id(recipe), dtype, shape, order_of(w), at_host, need_dx, need_dw, backend, graph_safe)
-    layer = _layers.get(key)
-    if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
-        return layer
-    check_recipe(recipe)
-    layer = _layers[key] = Layer(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
-    return layer

@@ -14,7 +14,8 @@ from octavo_registry.contract.layer import WholeLayer
 from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import GroupSizes, Sizes
-from octavo_torch.dispatch.layer import Layer, Layers
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layers import Layers
 from octavo_torch.dispatch.room import Room
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
@@ -73,7 +74,7 @@ class Call(Options):
     interleave  rows of a block where gate and up rows take turns in the weight whose codes the call has, which are of
               the two halves; 0: none do
     output_dtype  of y in the place of the recipe's; "x": x's. Codes are those of the recipe
-    probe     counts what the quantizers do to this call's operands; None: nobody watches
+    probe     counts what the quantizers do to this call's operands; None: not observed
     layers    where the caller's layers are remembered; None: with those of all functional calls
     layer     the resolved layer
     sizes     int [G], or what `layer.prepare` returned for them

@@ -15,7 +15,7 @@ from octavo_torch.arrays.operands import check_operands
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.layer import layer_for
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import arguments

@@ -24,7 +24,7 @@ from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.compiler.transforms import transforms_active
-from octavo_torch.dispatch.layer import Layers, layer_for
+from octavo_torch.dispatch.layers import Layers, layer_for
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear import arguments, contexts

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from octavo_torch.arrays.checks import check_flag
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
-from octavo_torch.dispatch.layer import Layers
+from octavo_torch.dispatch.layers import Layers
 from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear.arguments import check_adaptable
 from octavo_torch.linear.call import Adapter, Call

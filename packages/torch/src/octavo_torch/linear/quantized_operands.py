@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.checks import BackendNames, backend_names
+from octavo_torch.arrays.checks import BackendNames, backend_names, check_flag
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.interleaving import check_interleave
@@ -19,7 +20,8 @@ from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.compiler.transforms import GROUPS, Subject, without_derivative
-from octavo_torch.dispatch.layer import Layer, layer_for
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear import arguments, contexts
 from octavo_torch.linear.autograd import quantize_operand
@@ -35,6 +37,17 @@ from octavo_torch.scaling.seeds import check_seed
 from octavo_torch.uncounted_steps import watch
 
 _is_compiling = torch.compiler.is_compiling
+
+
+class History(NamedTuple):
+    """A state of delayed scaling, and whether a call records its amax there."""
+
+    state: DelayedState
+    record: bool
+
+
+def _history(state: DelayedState | None, record: bool) -> History | None:
+    return None if state is None else History(state, record)
 
 
 def quantize_weight(
@@ -63,9 +76,10 @@ def quantize_weight(
     Raises ValueError for arguments that do not fit, NoBackendError where no installed backend serves them.
     """
     recipe = recipe_of(recipe)
+    check_flag("record", record)
     result = _weight_codes(
-        w, recipe, seed=seed, state=state, backend=backend, interleave=interleave, out=out, unchanged=unchanged,
-        record=record,
+        w, recipe, seed=seed, history=_history(state, record), backend=backend, interleave=interleave, out=out,
+        unchanged=unchanged,
     )  # fmt: skip
     own: Weights = w if isinstance(w, Tensor) else tuple(w)
     version = None
@@ -101,14 +115,14 @@ def _weight_codes(
     recipe: Recipe,
     *,
     seed: int | Tensor | None = None,
-    state: DelayedState | None = None,
+    history: History | None = None,
     backend: BackendNames = None,
     interleave: int | None = None,
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
-    record: bool = True,
 ) -> WeightCodes:
     """No codes where no GEMM reads any, or where they are written into out."""
+    state, record = (None, False) if history is None else history
     whole = as_one("w", w)
     check_weight(whole)
     dtype = contexts.autocast_dtype(whole.device)
@@ -237,12 +251,13 @@ def quantize_input(
     is cast to autocast's dtype first, as calls inside cast it: do both there. Raises as `grouped_linear` does.
     """
     recipe = recipe_of(recipe)
-    dtype = contexts.autocast_dtype(x.device)
+    check_flag("record", record)
+    dtype = contexts.autocast_dtype(x.device) if isinstance(x, Tensor) else None
     if dtype is not None and x.dtype in DTYPE_NAMES:
         x = x.to(dtype)  # differentiably: the codes' gradient is x's
     result = _input_codes(
-        x, weight, group_sizes, recipe, seed=seed, state=state, group_offset=group_offset, backend=backend,
-        record=record,
+        x, weight, group_sizes, recipe, seed=seed, history=_history(state, record), group_offset=group_offset,
+        backend=backend,
     )  # fmt: skip
     version = None if _is_compiling() else x._version
     return QuantizedInput(x, result[1] if len(result) == 2 else None, result[0], recipe, version)
@@ -256,15 +271,15 @@ def _input_codes(
     recipe: Recipe,
     *,
     seed: int | Tensor | None = None,
-    state: DelayedState | None = None,
+    history: History | None = None,
     group_offset: int = 0,
     backend: BackendNames = None,
-    record: bool = True,
 ) -> tuple[Tensor] | tuple[Tensor, GroupedTensor]:
     """The sizes, and codes where a GEMM reads them."""
+    state, record = (None, False) if history is None else history
     own = weight.weight if isinstance(weight, QuantizedWeight) else weight
     w = as_one("weight", own)
-    dtype = contexts.autocast_dtype(w.device)
+    dtype = contexts.autocast_dtype(w.device) if isinstance(w, Tensor) else None
     if dtype is not None:  # what the call will cast w to counts, and none of its values
         w = w.new_empty((), dtype=dtype).expand(w.shape)
     check_operands(x, w)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo_registry.contract.cards import GATED, Activation
-from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, ONE_DTYPE, name_of
 from octavo_torch.arrays.operands import check_sides, check_tensor
 from octavo_torch.dispatch.room import check_room
 from octavo_torch.functions.activations import check_activation, features
@@ -51,9 +51,7 @@ def _explain(x: Tensor, w1: Tensor, w2: Tensor, activation: Activation) -> None:
             raise ValueError(f"{name} has shape {list(weight.shape)}; give at least one group")
         check_sides(name, weight)
         if weight.dtype is not x.dtype:
-            raise ValueError(
-                f"x has dtype {name_of(x.dtype)} and {name} {name_of(weight.dtype)}; cast one to the other's dtype"
-            )
+            raise ValueError(f"x has dtype {name_of(x.dtype)} and {name} {name_of(weight.dtype)}; {ONE_DTYPE}")
         if weight.device != x.device:
             raise ValueError(f"x is on {x.device} and {name} on {weight.device}; move one to the other's device")
     if x.shape[1] != w1.shape[2]:

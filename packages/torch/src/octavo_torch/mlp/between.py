@@ -14,7 +14,8 @@ from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.second_derivative import check_no_graph
 from octavo_torch.compiler.transforms import transforms_active
-from octavo_torch.dispatch.layer import Layer, layer_for
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.dispatch.prepared_sizes import PrepareFunction, shared_prepare
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.memo import Memo

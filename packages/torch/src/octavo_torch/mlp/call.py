@@ -42,7 +42,7 @@ class MlpCall(Options):
     second_seed     of fc2; None: seed XOR 2^63, other bits at the same positions
     states          of delayed scaling: fc1's and fc2's
     delayed_wgrad   of both weights, or of each
-    probes          count what the quantizers do to the operands of fc1 and of fc2; None: nobody watches
+    probes          count what the quantizers do to the operands of fc1 and of fc2; None: not observed
 
     plan            the resolved MLP
     block           rows of gate and up projection that take turns in w1 and bias1; 0: the gate half comes first

@@ -19,7 +19,7 @@ from octavo_torch.arrays.interleaving import check_stored_interleave, from_halve
 from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.transforms import transforms_active
-from octavo_torch.dispatch.layer import layer_for
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_operands import quantize_own_values
 

@@ -12,7 +12,8 @@ from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.layer import Layer, layer_for
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.memo import Memo
@@ -52,7 +53,7 @@ class MlpPlan:
         self._interleaved: dict[int, MlpPlan] = {}
 
     def leaving(self, multiprocessors: int) -> MlpPlan:
-        """This plan, whose GEMMs leave so many multiprocessors to others: see Room. Itself on a CPU, and for 0."""
+        """A copy whose GEMMs leave so many multiprocessors free, see Room; self on a CPU, and for 0."""
         fc1, fc2 = self.fc1.leaving(multiprocessors), self.fc2.leaving(multiprocessors)
         if fc1 is self.fc1 and fc2 is self.fc2:
             return self

@@ -46,7 +46,7 @@ def explain_keys(
             if saved != here and reported[index] in keys:
                 key = reported[index] = _Explained(reported[index])
                 key.sentence = (
-                    f"{prefix[:-1] or 'the module'} was saved with the state {saved} of its recipe, and that of "
-                    f"{recipe.kind} is {here}; {CONVERT}"
+                    f"the checkpoint of {prefix[:-1] or 'this module'} has {', '.join(saved) or 'no state'} of its "
+                    f"recipe, and {recipe.kind} has {', '.join(here) or 'no state'}; {CONVERT}"
                 )
                 return

@@ -13,7 +13,8 @@ from octavo_torch.arithmetic.casts import ABS_BITS
 from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.layer import Layer, layer_for
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.distributed.fsdp.planes import from_planes
 from octavo_torch.distributed.fsdp.route import Route
 from octavo_torch.quantizers.functional import quantize
