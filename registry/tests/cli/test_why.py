@@ -205,6 +205,7 @@ def test_moves_of_rows_need_no_recipe(run: Any) -> None:
     short, long = run("why", "permute_rows"), run("why", "permute_rows", "--recipe", "mxfp8")
     assert short.out.startswith("permute_rows")
     assert (short.code, short.out) == (long.code, long.out)
+    assert "Layers run without a backend for it: torch's own operations compute permute_rows." in short.out
 
 
 def test_why_needs_no_shape(run: Any) -> None:

@@ -6,6 +6,7 @@ from octavo_registry.cli.output import print_line, print_table
 from octavo_registry.cli.why.answer import Answer
 from octavo_registry.cli.why.graph import lines
 from octavo_registry.cli.why.kernels import show_kernels
+from octavo_registry.contract.cards import MOVES, OPTIMIZERS, ROUTERS
 from octavo_registry.contract.request import describe_request
 from octavo_registry.dispatch.layer_plan import batch_words, computed_words, layer_rows, weight_words
 
@@ -20,6 +21,10 @@ def show(answer: Answer) -> None:
         print_line()
     rows = [(d.backend, d.verdict, f"{d.distribution} {d.version}".strip(), d.reason) for d in decisions]
     print_table(answer.question.title, ("backend", "verdict", "from", "reason"), rows)
+    if not answer.served and answer.question.op in MOVES | ROUTERS | OPTIMIZERS:
+        print_line()
+        framework = answer.question.layer.framework
+        print_line(f"Layers run without a backend for it: {framework}'s own operations compute {answer.question.op}.")
     if answer.chip is not None:
         print_line()
         print_line(f"This is what cards and shape rules say of {answer.chip.name}; no such device was looked at.")
