@@ -129,7 +129,9 @@ def test_published_figures_are_met() -> None:
     assert {figure.ranks for figure in tuned} >= {8, 16, 32, 64}
     for figure in tuned:
         assert figure.ratio == pytest.approx(1, abs=0.13), figure
-    assert max(figure.ratio for figure in checks) > 2, "networks that are not tuned stay in the table"
+    assert {figure.source for figure in checks} > {DEEPEP, DEEPEP_2, MI300X}, (
+        "networks that are not tuned are told, too"
+    )
 
 
 @pytest.mark.parametrize("recipe", RATES)
