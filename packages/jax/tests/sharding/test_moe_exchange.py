@@ -15,7 +15,7 @@ from moe_cases import BACKEND, E
 import octavo
 import octavo_numerics
 from octavo_jax import moe
-from octavo_jax.moe.exchange import Journey, everywhere, home
+from octavo_jax.moe.exchange import TokenExchange, everywhere, home
 from octavo_jax.moe.payload import payload_spec
 from octavo_jax.moe.ragged_exchange import slices
 
@@ -39,11 +39,11 @@ def test_tokens_go_everywhere_and_sums_come_home(name: str, mesh_of: Any, rng: n
     recipe, mesh = RECIPES[name], mesh_of(**MESH)
     D = mesh.size
     x, parts = (rng.standard_normal((D * n, WIDTH)).astype(jnp.bfloat16) for n in (ROWS, D * ROWS))
-    journey = Journey.of(("ep",), recipe, BACKEND)
+    token_exchange = TokenExchange.of(("ep",), recipe, BACKEND)
 
     def both(x: Any, parts: Any) -> Any:
-        everyone, pull = jax.vjp(partial(everywhere, journey=journey), x)
-        sums, push = jax.vjp(partial(home, journey=journey), parts)
+        everyone, pull = jax.vjp(partial(everywhere, token_exchange=token_exchange), x)
+        sums, push = jax.vjp(partial(home, token_exchange=token_exchange), parts)
         return everyone, pull(parts)[0], sums, push(x)[0]
 
     spec = P("ep")

@@ -18,7 +18,7 @@ from moe_layers import RECIPES
 from ranks import WORLD, Ranks
 
 from octavo_torch import Exchange, MoE, explain_exchange
-from octavo_torch.moe.parallel.carriers.peer import _Message
+from octavo_torch.moe.parallel.transports.peer import _Message
 
 
 def fresh() -> int:

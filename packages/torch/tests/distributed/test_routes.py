@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo_torch import Exchange, explain_exchange
-from octavo_torch.moe.parallel.carriers.routes import Seat, obstacle_of
+from octavo_torch.moe.parallel.transports.routes import Seat, obstacle_of
 
 
 def seats(*changes: tuple[int, str, object]) -> list[Seat]:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from experts_work.problems import C, E, F, K, N, group_of
 from octavo import DelayedScaling
 from octavo_torch import Exchange, GroupedMLP, MoE, explain_exchange, update_scales
-from octavo_torch.moe.parallel.carriers import peer
+from octavo_torch.moe.parallel.transports import peer
 
 
 def trains(ranks: int) -> list[str]:

@@ -13,7 +13,7 @@ from octavo_torch import Exchange
 from octavo_torch.mlp import gradients
 from octavo_torch.moe import autograd, forward
 from octavo_torch.moe.call import MoeCall
-from octavo_torch.moe.parallel.carriers.peer import PeerCarrier, _Message
+from octavo_torch.moe.parallel.transports.peer import PeerTransport, _Message
 
 _WATCHED = (
     ("choices have come", _Message, "ahead"),
@@ -48,7 +48,7 @@ def calls_beside_messages(ranks: int, recipe: str, seed: int) -> list[str]:
 
     step()
     with ExitStack() as stack:
-        for each in (("", PeerCarrier, "send"), *_WATCHED):
+        for each in (("", PeerTransport, "send"), *_WATCHED):
             stack.enter_context(watch(*each))
         step()
     return seen

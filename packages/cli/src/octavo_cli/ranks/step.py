@@ -65,7 +65,7 @@ class Step:
     """The step of the rank that is busiest, for which all others wait.
 
     compute   of its experts, forward and backward
-    codes     of quantizing tokens and dy for the journey and of decoding those that arrive; within a host also of
+    codes     of quantizing tokens and dy for the exchange and of decoding those that arrive; within a host also of
               rows on their way through memory
     phases    the four exchanges; none where there is one rank
     """

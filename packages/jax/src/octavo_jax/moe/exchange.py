@@ -62,7 +62,7 @@ DEFAULT_EXCHANGE = Exchange()
 
 
 @dataclass(frozen=True)
-class Journey:
+class TokenExchange:
     """What collectives of one exchange are compiled for: mesh axes, payload, backend of its quantizers."""
 
     axes: tuple[str, ...]
@@ -70,58 +70,63 @@ class Journey:
     backend: str | tuple[str, ...] | None
 
     @classmethod
-    def of(cls, axes: tuple[str, ...], payload: Recipe | None, backend: BackendNames) -> Journey:
+    def of(cls, axes: tuple[str, ...], payload: Recipe | None, backend: BackendNames) -> TokenExchange:
         """With a backend or backends as a caller gives them."""
         return cls(axes, payload, hashable(backend))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def everywhere(x: Array, journey: Journey) -> Array:
+def everywhere(x: Array, token_exchange: TokenExchange) -> Array:
     """x [T, K] of each device to [devices * T, K] of all, in the axes' order; the gradient is `home`'s sum."""
-    return _all(x, journey, "x")
+    return _all(x, token_exchange, "x")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def home(parts: Array, journey: Journey) -> Array:
+def home(parts: Array, token_exchange: TokenExchange) -> Array:
     """Partial sums [devices * T, N] to [T, N]: each device's own tokens, summed in float32 and rounded once.
 
     The order of the sum is the devices', so the bits do not depend on the network.
     """
-    return _summed_at_home(parts, journey)
+    return _summed_at_home(parts, token_exchange)
 
 
-def _all(x: Array, journey: Journey, operand: Operand) -> Array:
+def _all(x: Array, token_exchange: TokenExchange, operand: Operand) -> Array:
     end = jnp.full((1,), len(x), jnp.int32)
     return sent(
-        x, end, partial(lax.all_gather, axis_name=journey.axes, tiled=True), journey.payload, operand, journey.backend
+        x,
+        end,
+        partial(lax.all_gather, axis_name=token_exchange.axes, tiled=True),
+        token_exchange.payload,
+        operand,
+        token_exchange.backend,
     )
 
 
-def _summed_at_home(parts: Array, journey: Journey) -> Array:
-    devices = lax.axis_size(journey.axes)
+def _summed_at_home(parts: Array, token_exchange: TokenExchange) -> Array:
+    devices = lax.axis_size(token_exchange.axes)
     by_device = parts.reshape(devices, -1, *parts.shape[1:])
-    here = lax.all_to_all(by_device, journey.axes, 0, 0)  # type: ignore[no-untyped-call]
+    here = lax.all_to_all(by_device, token_exchange.axes, 0, 0)  # type: ignore[no-untyped-call]
     total: Array = jnp.sum(here.astype(jnp.float32), axis=0).astype(parts.dtype)
     return total
 
 
-def _everywhere_forward(x: Array, journey: Journey) -> tuple[Array, None]:
-    return _all(x, journey, "x"), None
+def _everywhere_forward(x: Array, token_exchange: TokenExchange) -> tuple[Array, None]:
+    return _all(x, token_exchange, "x"), None
 
 
-def _everywhere_backward(journey: Journey, _: None, dx: Array) -> tuple[Array]:
-    return (_summed_at_home(dx, journey),)
+def _everywhere_backward(token_exchange: TokenExchange, _: None, dx: Array) -> tuple[Array]:
+    return (_summed_at_home(dx, token_exchange),)
 
 
 everywhere.defvjp(_everywhere_forward, _everywhere_backward)
 
 
-def _home_forward(parts: Array, journey: Journey) -> tuple[Array, None]:
-    return _summed_at_home(parts, journey), None
+def _home_forward(parts: Array, token_exchange: TokenExchange) -> tuple[Array, None]:
+    return _summed_at_home(parts, token_exchange), None
 
 
-def _home_backward(journey: Journey, _: None, dy: Array) -> tuple[Array]:
-    return (_all(dy, journey, "dy"),)
+def _home_backward(token_exchange: TokenExchange, _: None, dy: Array) -> tuple[Array]:
+    return (_all(dy, token_exchange, "dy"),)
 
 
 home.defvjp(_home_forward, _home_backward)

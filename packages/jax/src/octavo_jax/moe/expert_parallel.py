@@ -14,7 +14,7 @@ from octavo_jax.arrays.recipes import as_recipe
 from octavo_jax.dispatch.device import device_of
 from octavo_jax.mlp.mlp import States
 from octavo_jax.moe.arrangement import arrange, arranged
-from octavo_jax.moe.exchange import Exchange, Journey, Way, everywhere, home
+from octavo_jax.moe.exchange import Exchange, TokenExchange, Way, everywhere, home
 from octavo_jax.moe.experts import LocalExperts, check_experts
 from octavo_jax.moe.permutation import combine, permute, row_weights
 from octavo_jax.moe.ragged_exchange import away, back, slices
@@ -52,35 +52,35 @@ def spread_mlp(
         )
     most = devices * tokens * min(k, experts.number)
     rows = most if exchange.rows is None else min(exchange.rows, most)
-    journey = Journey.of(axes, as_recipe(exchange.payload), experts.options["backend"])
+    token_exchange = TokenExchange.of(axes, as_recipe(exchange.payload), experts.options["backend"])
     run = _gathered if chosen_way(exchange, k, devices, device_of(x).kind) == "gather" else _ragged
-    return run(x, choices, experts, journey, rows)
+    return run(x, choices, experts, token_exchange, rows)
 
 
 def _gathered(
-    x: Array, choices: Choices, experts: LocalExperts, journey: Journey, rows: int
+    x: Array, choices: Choices, experts: LocalExperts, token_exchange: TokenExchange, rows: int
 ) -> tuple[Array, Array, States | None]:
-    numbers, weights = (lax.all_gather(a, journey.axes, tiled=True) for a in choices[:2])
-    local = numbers - lax.axis_index(journey.axes) * experts.number
+    numbers, weights = (lax.all_gather(a, token_exchange.axes, tiled=True) for a in choices[:2])
+    local = numbers - lax.axis_index(token_exchange.axes) * experts.number
     name = experts.options["checkpoint_name"]
     routing = arrange(local, weights, experts.number, rows=rows, checkpoint_name=name)
-    parts, state = experts.routed(everywhere(x, journey), routing)
+    parts, state = experts.routed(everywhere(x, token_exchange), routing)
     chosen = jnp.sum((local >= 0) & (local < experts.number), dtype=jnp.int32)
-    return home(parts, journey), chosen - jnp.sum(routing.group_sizes), state
+    return home(parts, token_exchange), chosen - jnp.sum(routing.group_sizes), state
 
 
 def _ragged(
-    x: Array, choices: Choices, experts: LocalExperts, journey: Journey, rows: int
+    x: Array, choices: Choices, experts: LocalExperts, token_exchange: TokenExchange, rows: int
 ) -> tuple[Array, Array, States | None]:
-    everyone = lax.axis_size(journey.axes) * experts.number
+    everyone = lax.axis_size(token_exchange.axes) * experts.number
     routing = arranged(choices.experts, choices.weights, everyone, experts.options["checkpoint_name"])
-    where, here = slices(routing.group_sizes, journey.axes, rows), len(routing.order)
+    where, here = slices(routing.group_sizes, token_exchange.axes, rows), len(routing.order)
     probs = None
     if experts.weights_on == "activation":
-        bare = Journey.of(journey.axes, None, None)
+        bare = TokenExchange.of(token_exchange.axes, None, None)
         probs = away(row_weights(routing)[:, None], where, bare, here, rows)[:, 0]
-    landed = away(permute(x, routing), where, journey, here, rows)
+    landed = away(permute(x, routing), where, token_exchange, here, rows)
     results, state = experts.grouped(landed, where.group_sizes, probs)
-    returned = back(results, where, journey, here, rows)
+    returned = back(results, where, token_exchange, here, rows)
     y = combine(returned, routing, weighted=probs is None, preferred_element_type=experts.out_dtype)
     return y, where.dropped, state

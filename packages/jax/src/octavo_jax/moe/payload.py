@@ -17,7 +17,7 @@ _ROW_BY_ROW = ("row", "block", "mxfp8")
 
 
 def payload_spec(recipe: Recipe, operand: Operand) -> QuantizerSpec:
-    """How the rows of `operand` ("x" or "dy") are quantized for the journey; ValueError for a recipe that cannot.
+    """How the rows of `operand` ("x" or "dy") are quantized for the exchange; ValueError for a recipe that cannot.
 
     A row must be decoded by itself on another device, so no scale may span rows, and no seed is at hand.
     """

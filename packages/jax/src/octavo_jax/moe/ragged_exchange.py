@@ -17,7 +17,7 @@ from jax import Array, lax
 from octavo.quantizer import Operand
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.moe.arrangement import limited
-from octavo_jax.moe.exchange import Journey
+from octavo_jax.moe.exchange import TokenExchange
 from octavo_jax.moe.payload import sent
 
 exchange_rows: Callable[..., Array] = lax.ragged_all_to_all
@@ -78,33 +78,33 @@ def _starts(sizes: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def away(rows: Array, where: Slices, journey: Journey, here: int, there: int) -> Array:
+def away(rows: Array, where: Slices, token_exchange: TokenExchange, here: int, there: int) -> Array:
     """rows [here, K], sorted by expert, to [there, K] of the experts on this device; other rows are zeros.
 
     The gradient comes back by `back`, without a payload.
     """
-    return _move_out(rows, where, journey, "x", there)
+    return _move_out(rows, where, token_exchange, "x", there)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def back(rows: Array, where: Slices, journey: Journey, here: int, there: int) -> Array:
+def back(rows: Array, where: Slices, token_exchange: TokenExchange, here: int, there: int) -> Array:
     """Rows [there, N] of the experts on this device to [here, N] of each device's own; dropped rows are zeros.
 
     The gradient goes out as `away` does, as a quantized gradient where there is a payload.
     """
-    return _move_back(rows, where, journey, here)
+    return _move_back(rows, where, token_exchange, here)
 
 
-def _move_out(rows: Array, where: Slices, journey: Journey, operand: Operand, there: int) -> Array:
+def _move_out(rows: Array, where: Slices, token_exchange: TokenExchange, operand: Operand, there: int) -> Array:
     end = (where.out_start[-1:] + where.out_size[-1:]).astype(jnp.int32)
     slots = where.out_start, where.out_size, where.out_landing, where.in_size
-    move = partial(_ragged, slots=slots, axes=journey.axes, rows=there)
-    return sent(rows, end, move, journey.payload, operand, journey.backend)
+    move = partial(_ragged, slots=slots, axes=token_exchange.axes, rows=there)
+    return sent(rows, end, move, token_exchange.payload, operand, token_exchange.backend)
 
 
-def _move_back(rows: Array, where: Slices, journey: Journey, here: int) -> Array:
+def _move_back(rows: Array, where: Slices, token_exchange: TokenExchange, here: int) -> Array:
     slots = where.in_start, where.in_size, where.in_landing, where.out_size
-    return _ragged(rows, slots, journey.axes, here)
+    return _ragged(rows, slots, token_exchange.axes, here)
 
 
 def _ragged(x: Array, slots: tuple[Array, ...], axes: tuple[str, ...], rows: int) -> Array:
@@ -112,23 +112,31 @@ def _ragged(x: Array, slots: tuple[Array, ...], axes: tuple[str, ...], rows: int
     return exchange_rows(x, varying_alike((x, empty))[1], *slots, axis_name=axes)
 
 
-def _away_forward(rows: Array, where: Slices, journey: Journey, here: int, there: int) -> tuple[Array, Slices]:
-    return _move_out(rows, where, journey, "x", there), where
+def _away_forward(
+    rows: Array, where: Slices, token_exchange: TokenExchange, here: int, there: int
+) -> tuple[Array, Slices]:
+    return _move_out(rows, where, token_exchange, "x", there), where
 
 
-def _away_backward(journey: Journey, here: int, there: int, where: Slices, drows: Array) -> tuple[Array, None]:
-    return _move_back(drows, where, journey, here), None
+def _away_backward(
+    token_exchange: TokenExchange, here: int, there: int, where: Slices, drows: Array
+) -> tuple[Array, None]:
+    return _move_back(drows, where, token_exchange, here), None
 
 
 away.defvjp(_away_forward, _away_backward)
 
 
-def _back_forward(rows: Array, where: Slices, journey: Journey, here: int, there: int) -> tuple[Array, Slices]:
-    return _move_back(rows, where, journey, here), where
+def _back_forward(
+    rows: Array, where: Slices, token_exchange: TokenExchange, here: int, there: int
+) -> tuple[Array, Slices]:
+    return _move_back(rows, where, token_exchange, here), where
 
 
-def _back_backward(journey: Journey, here: int, there: int, where: Slices, drows: Array) -> tuple[Array, None]:
-    return _move_out(drows, where, journey, "dy", there), None
+def _back_backward(
+    token_exchange: TokenExchange, here: int, there: int, where: Slices, drows: Array
+) -> tuple[Array, None]:
+    return _move_out(drows, where, token_exchange, "dy", there), None
 
 
 back.defvjp(_back_forward, _back_backward)

@@ -187,7 +187,7 @@ class _KeptOperands:
         self._ctx, self._frees = ctx, may_free(dy)
         check_whole(ctx.freed)
         # a list, which gives them up: they are not held to the end of the backward
-        self._dy = [(lambda: dy) if call.journey is None else call.journey.away_gradient(dy)]
+        self._dy = [(lambda: dy) if call.token_exchange is None else call.token_exchange.dispatch_gradient(dy)]
         self._seeds = [seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.seeds, strict=True)]
         choices = self._get("choices")
         if choices is None:
@@ -212,7 +212,7 @@ class _KeptOperands:
 
     @property
     def awaits_dy(self) -> bool:
-        return self._call.journey is not None
+        return self._call.token_exchange is not None
 
     def dy(self) -> Tensor:
         return self._call.moves.results.permute_rows(self._dy.pop()(), *self.places, None)
@@ -227,7 +227,7 @@ class _KeptOperands:
 
     def _dy_as_it_stands(self) -> TokenRows[Tensor]:
         call, dy = self._call.fc2, self._dy.pop()()
-        if self._call.journey is not None and is_postponed(call):
+        if self._call.token_exchange is not None and is_postponed(call):
             dy = dy.clone()  # where it has arrived, the next message will
         return TokenRows(dy.to(call.layer.row_dtype), *self.places)
 
@@ -341,7 +341,7 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     )
     of_bias2 = need_weights and ctx.dtypes[5] is not None
     needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
-    moves, journey = ctx.call.moves, ctx.call.journey
+    moves, token_exchange = ctx.call.moves, ctx.call.token_exchange
     operands = _KeptOperands(ctx, dy)
     del dy
     grads = gradients(ctx.call, needs, operands)
@@ -350,8 +350,8 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     if dprobs is not None:
         by_choice = moves.weights.combine_rows(dprobs[:, None], position.view(-1, 1), routed.view(-1, 1), None)
         dprobs = by_choice.view(position.shape)
-        if journey is not None:
-            dprobs = journey.home_weights(dprobs)
+        if token_exchange is not None:
+            dprobs = token_exchange.combine_weights(dprobs)
     return cast_gradients((grads.x, grads.w1, grads.w2, dprobs, grads.bias1, grads.bias2, None), ctx.dtypes)
 
 

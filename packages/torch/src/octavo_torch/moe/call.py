@@ -15,8 +15,8 @@ from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.moe.forms import Form, WeightCodes
 from octavo_torch.moe.moves import Moves
 from octavo_torch.moe.parallel.group import ExpertGroup
-from octavo_torch.moe.parallel.journey import Journey
 from octavo_torch.moe.parallel.options import Exchange
+from octavo_torch.moe.parallel.token_exchange import TokenExchange
 from octavo_torch.moe.permutation_autograd import Places
 from octavo_torch.moe.plan import MoePlan
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -51,7 +51,7 @@ class MoeCall(MlpCall):
 
     moe       the resolved layer; `plan` is what its forward runs
     moves     what moves rows
-    journey   what carries tokens to other ranks; None within a process
+    token_exchange   what carries tokens to other ranks; None within a process
     """
 
     form: Form = "standard"
@@ -60,22 +60,22 @@ class MoeCall(MlpCall):
     exchange: Exchange | None = None
     moe: MoePlan = field(init=False)
     moves: MoveSet = field(init=False)
-    journey: Journey | None = field(default=None, init=False)
+    token_exchange: TokenExchange | None = field(default=None, init=False)
 
     def place(self, choices: Tensor) -> tuple[Places, Tensor]:
         """Where each choice's row is, and the experts' sizes, which the call's layers have from now on."""
         sizes, *parts = self.moves.route(choices, self.plan.fc1.groups)
         places = Places(*parts)
-        if self.journey is not None:
-            sizes, places = self.journey.bound(sizes, places)
+        if self.token_exchange is not None:
+            sizes, places = self.token_exchange.bound(sizes, places)
         self.set_sizes(sizes, places.order.shape[0])
         return places, sizes
 
     def combine(self, moves: Moves, rows: Tensor, places: Places) -> Callable[[], Tensor]:
         """The experts' rows, summed by token: of this process, or at each token's home, to where they are on their way
         until the result is asked for."""
-        if self.journey is not None:
-            return self.journey.home(moves, rows, places)
+        if self.token_exchange is not None:
+            return self.token_exchange.combine(moves, rows, places)
         sums = moves.combine_rows(rows, places.position, places.routed, None)
         return lambda: sums
 

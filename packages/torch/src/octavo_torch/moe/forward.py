@@ -82,9 +82,9 @@ def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tenso
     Within one process these are the arguments. Over ranks the choices are among this rank's experts, and the operands
     have the weights of those choices; w1 and w2 are quantized while tokens travel, because that needs no tokens.
     """
-    if call.journey is None:
+    if call.token_exchange is None:
         return choices, operands, lambda: operands.x
-    underway = call.journey.away(operands.x, operands.weights, choices)
+    underway = call.token_exchange.dispatch(operands.x, operands.weights, choices)
     _quantize_weights(call, operands)
     there, weights = underway.choices()
     return there, operands._replace(weights=weights), underway.tokens

@@ -23,7 +23,7 @@ from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.explain import Given, MoeReport, explain_moe
 from octavo_torch.moe.forms import check_form, check_weight_codes
 from octavo_torch.moe.parallel.adapted import through_ranks
-from octavo_torch.moe.parallel.departure import journey_apart
+from octavo_torch.moe.parallel.exchange_for_call import token_exchange_apart
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.permutation import through_rows
@@ -228,7 +228,7 @@ class MoE(Experts):
             parts: tuple[object, ...] = (self, *adapters)
             trains = any(p.requires_grad for part in parts if isinstance(part, nn.Module) for p in part.parameters())
             return through_ranks(
-                given, self.num_groups, experts, journey_apart(call, self, given, trains),
+                given, self.num_groups, experts, token_exchange_apart(call, self, given, trains),
                 recompute=self.form == "recompute", backend=self.backend,
             )  # fmt: skip
         return through_rows(

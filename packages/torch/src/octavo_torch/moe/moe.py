@@ -32,7 +32,7 @@ from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
 from octavo_torch.moe.forward import arrive, forward
 from octavo_torch.moe.moves import moves_for, route_for
 from octavo_torch.moe.parallel.agreement import gradient_bits
-from octavo_torch.moe.parallel.departure import Sides, check_eager, journey_for
+from octavo_torch.moe.parallel.exchange_for_call import Sides, check_eager, token_exchange_for
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.plan import moe_plan_for
@@ -75,7 +75,7 @@ def apply(
     if call.ep is not None:
         sides = Sides(x.shape[1], arrays.w2.shape[2], arrays.w2.shape[1], arrays.w1.shape[0])
         gradients = gradient_bits(x=needs[0], weights=needs[3], any_input=any(needs))
-        call.journey = journey_for(call, x, sides, choices.shape[1], gradients)
+        call.token_exchange = token_exchange_for(call, x, sides, choices.shape[1], gradients)
     if any(needs):
         return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], call.anchor)
     if forward_ad._current_level >= 0:  # autograd's own functions refuse where there are such

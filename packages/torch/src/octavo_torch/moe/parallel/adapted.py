@@ -1,7 +1,7 @@
-"""Experts over ranks with adapters: away, whatever runs on their rows, and home, each an operation of autograd.
+"""Experts over ranks with adapters: dispatch, whatever runs on their rows, and combine, each an operation of autograd.
 
-Forward:   tokens and weights -> journey -> rows of this rank's experts  ->  experts  ->  rows -> journey -> tokens
-Backward:  dy -> journey -> rows  ->  the experts' gradients  ->  rows -> journey -> dx and the weights' gradients
+Forward:   tokens and weights -> dispatch -> rows of this rank's experts  ->  experts  ->  rows -> combine -> tokens
+Backward:  dy -> dispatch -> rows  ->  the experts' gradients  ->  rows -> combine -> dx and the weights' gradients
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.moe.moves import Moves, moves_for, route_for
-from octavo_torch.moe.parallel.journey import Journey
+from octavo_torch.moe.parallel.token_exchange import TokenExchange
 from octavo_torch.moe.permutation_autograd import Places
 
 
 class _Trip:
-    """One journey, and where it has put the rows of this rank's experts.
+    """One token_exchange, and where it has put the rows of this rank's experts.
 
     sizes, places   int [G] and Places of the rows, from `depart` on
     """
 
-    def __init__(self, journey: Journey, groups: int, backend: HashableNames) -> None:
-        self.journey, self._groups, self.backend = journey, groups, backend
+    def __init__(self, token_exchange: TokenExchange, groups: int, backend: HashableNames) -> None:
+        self.token_exchange, self._groups, self.backend = token_exchange, groups, backend
         self.sizes: Tensor
         self.places: Places
 
     def depart(self, x: Tensor, weights: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [M, K] and fp32 [M], what each counts."""
-        underway = self.journey.away(x, weights, choices)
+        underway = self.token_exchange.dispatch(x, weights, choices)
         there, weights = underway.choices()
         sizes, *parts = route_for(x, self._groups, self.backend)(there, self._groups)
-        self.sizes, self.places = self.journey.bound(sizes, Places(*parts))
+        self.sizes, self.places = self.token_exchange.bound(sizes, Places(*parts))
         rows = moves_for(x, self.backend).permute_rows(underway.tokens(), *self.places, None)
         values = weights.reshape(-1, 1)
         probs = moves_for(values, self.backend).permute_rows(values, *self._by_choice(), None)
         return rows, probs.view(-1)
 
-    def home_weights(self, dprobs: Tensor) -> Tensor:
+    def combine_weights(self, dprobs: Tensor) -> Tensor:
         """The gradient of the choices' weights, fp32 [T, k]."""
         values = dprobs.float()[:, None]
         _, position, routed = self._by_choice()
         by_choice = moves_for(values, self.backend).combine_rows(values, position, routed, None)
-        return self.journey.home_weights(by_choice.view(self.places.position.shape))
+        return self.token_exchange.combine_weights(by_choice.view(self.places.position.shape))
 
     def moves(self, rows: Tensor) -> Moves:
         """Of rows like these."""
@@ -80,8 +80,8 @@ class _Away(FirstOrderFunction):
         check_no_graph(drows)
         trip, (need_x, need_weights, *_) = ctx.trip, ctx.needs_input_grad
         with torch.no_grad():
-            dx = trip.journey.home(trip.moves(drows), drows, trip.places)() if need_x else None
-            dweights = trip.home_weights(dprobs).to(ctx.dtype) if need_weights else None
+            dx = trip.token_exchange.combine(trip.moves(drows), drows, trip.places)() if need_x else None
+            dweights = trip.combine_weights(dprobs).to(ctx.dtype) if need_weights else None
         return dx, dweights, None, None
 
 
@@ -92,14 +92,14 @@ class _Home(FirstOrderFunction):
     def forward(ctx: _Context, rows: Tensor, trip: _Trip) -> Tensor:
         """y [T, N]."""
         ctx.trip = trip
-        return trip.journey.home(trip.moves(rows), rows, trip.places)()
+        return trip.token_exchange.combine(trip.moves(rows), rows, trip.places)()
 
     @staticmethod
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor, None]:
         """The rows of dy."""
         check_no_graph(dy)
         with torch.no_grad():
-            arrived = ctx.trip.journey.away_gradient(dy)()
+            arrived = ctx.trip.token_exchange.dispatch_gradient(dy)()
             return ctx.trip.moves(arrived).permute_rows(arrived, *ctx.trip.places, None), None
 
 
@@ -107,18 +107,18 @@ def through_ranks(
     routed: tuple[Tensor, Tensor, Tensor],
     groups: int,
     experts: Callable[[Tensor, Tensor, Tensor], Tensor],
-    journey: Journey,
+    token_exchange: TokenExchange,
     *,
     recompute: bool = False,
     backend: HashableNames = None,
 ) -> Tensor:
-    """y [T, N]: the journey away, `experts(rows, sizes, probs)` of this rank's `groups` experts, and the journey home.
+    """y [T, N]: dispatch, `experts(rows, sizes, probs)` of this rank's `groups` experts, and combine.
 
     routed      tokens [T, K], choices [T, k] among all experts, and weights [T, k]
     recompute   the backward runs the experts again, of their rows: no token travels twice
     """
     x, choices, weights = routed
-    trip = _Trip(journey, groups, backend)
+    trip = _Trip(token_exchange, groups, backend)
     rows, probs = _Away.apply(x, weights, choices, trip)  # type: ignore[no-untyped-call]
     if recompute and torch.is_grad_enabled():
         made: Tensor = checkpoint(experts, rows, trip.sizes, probs, use_reentrant=False)

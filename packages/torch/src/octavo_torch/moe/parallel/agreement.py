@@ -17,9 +17,9 @@ from octavo import Recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.status import ExchangeError
 from octavo_torch.memo import Bounded
-from octavo_torch.moe.parallel.carriers.carrier import Carrier
 from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.options import ROUTES
+from octavo_torch.moe.parallel.transports.transport import Transport
 
 _DTYPES = tuple(DTYPE_NAMES)
 _NONE = -1
@@ -76,11 +76,11 @@ class Agreed(NamedTuple):
     """What the ranks of a group have agreed on for a static exchange.
 
     header    int64 [N, HEADER], the signature as each rank is sent it: a captured graph copies nothing from the host
-    carrier   what carries its rows
+    transport   what carries its rows
     """
 
     header: Tensor
-    carrier: Carrier
+    transport: Transport
 
 
 _agreed: WeakKeyDictionary[dist.ProcessGroup, dict[Signature, Agreed]] = WeakKeyDictionary()

@@ -121,7 +121,7 @@ def check_exchange(exchange: object) -> Exchange:
 
 
 def payload_spec(recipe: Recipe, operand: Operand) -> QuantizerSpec:
-    """How the rows of `operand` ("x" or "dy") are quantized for the journey; ValueError for a recipe that cannot.
+    """How the rows of `operand` ("x" or "dy") are quantized for the exchange; ValueError for a recipe that cannot.
 
     A row must be decoded by itself on another rank, so no scale may span rows, and no seed is at hand.
     """

@@ -1,4 +1,4 @@
-"""The journey of a call: what its ranks have to agree on, read off the call, and where none can start."""
+"""The token exchange of a call: what its ranks have to agree on, read off the call, and where none can start."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from octavo_torch.mlp.experts import Experts
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, gradient_bits, number_or_none
-from octavo_torch.moe.parallel.journey import Journey
 from octavo_torch.moe.parallel.options import RETURNS, ROUTES, check_exchange
+from octavo_torch.moe.parallel.token_exchange import TokenExchange
 
 
 class Sides(NamedTuple):
@@ -40,7 +40,7 @@ def check_eager(call: MoeCall) -> None:
         )
 
 
-def journey_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients: int) -> Journey:
+def token_exchange_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients: int) -> TokenExchange:
     """What carries the tokens x of a call to the other ranks' experts.
 
     choices     k, the experts of a token
@@ -66,10 +66,12 @@ def journey_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gradients:
         tokens=number_or_none(None if exchange.rows is None else x.shape[0]),
         gradients=gradients,
     )
-    return Journey(group, exchange, signature, call.backend)
+    return TokenExchange(group, exchange, signature, call.backend)
 
 
-def journey_apart(call: MoeCall, layer: Experts, routed: tuple[Tensor, Tensor, Tensor], trains: bool) -> Journey:
+def token_exchange_apart(
+    call: MoeCall, layer: Experts, routed: tuple[Tensor, Tensor, Tensor], trains: bool
+) -> TokenExchange:
     """That of a layer whose operations run apart, because it has adapters.
 
     routed   tokens [T, K], choices [T, k] and weights [T, k]
@@ -87,4 +89,4 @@ def journey_apart(call: MoeCall, layer: Experts, routed: tuple[Tensor, Tensor, T
     enabled = torch.is_grad_enabled()
     needs = [enabled and x.requires_grad, enabled and weights.requires_grad, enabled and trains]
     gradients = gradient_bits(x=needs[0], weights=needs[1], any_input=any(needs))
-    return journey_for(call, x, sides, choices.shape[1], gradients)
+    return token_exchange_for(call, x, sides, choices.shape[1], gradients)

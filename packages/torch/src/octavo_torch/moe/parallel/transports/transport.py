@@ -1,4 +1,4 @@
-"""Carrier: what takes a journey's rows from every rank to every other."""
+"""Transport: what takes an exchange's rows from every rank to every other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-Way = Literal["away", "home"]
+Way = Literal["dispatch", "combine"]
 """Tokens and gradients go away to the experts, results home."""
 
 
@@ -48,7 +48,7 @@ class Outgoing(NamedTuple):
     senders: Tensor | None = None
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """Every rank sends the same messages in the same order.
 
     lends   whether the next message may overwrite what was delivered: then it has to be read by operations that are

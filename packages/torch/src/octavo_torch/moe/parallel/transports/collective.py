@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo_torch.moe.parallel.carriers.carrier import EQUAL, Delivery, Outgoing, Shares, Way
-from octavo_torch.moe.parallel.carriers.planes import as_words
 from octavo_torch.moe.parallel.group import ExpertGroup
+from octavo_torch.moe.parallel.transports.planes import as_words
+from octavo_torch.moe.parallel.transports.transport import EQUAL, Delivery, Outgoing, Shares, Way
 
 
-class CollectiveCarrier:
-    """A `Carrier` whose messages have arrived when they are sent: NCCL's kernels and a GEMM's take each other's
+class CollectiveTransport:
+    """A `Transport` whose messages have arrived when they are sent: NCCL's kernels and a GEMM's take each other's
     multiprocessors, so that nothing is gained beside one."""
 
     lends = False
@@ -22,7 +22,7 @@ class CollectiveCarrier:
         self._group = group
 
     def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
-        """See Carrier."""
+        """See Transport."""
         arrived = [self._group.all_to_all(what, _picked(*each), *shares) for each in planes]
         return _Arrived(arrived[:ahead], arrived[ahead:])
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 from octavo_torch.memo import Memo
-from octavo_torch.moe.parallel.carriers.carrier import EQUAL, Delivery, Outgoing, Shares, Way
-from octavo_torch.moe.parallel.carriers.memory import PeerMemory
-from octavo_torch.moe.parallel.carriers.planes import as_words, row_bytes
 from octavo_torch.moe.parallel.group import ExpertGroup
+from octavo_torch.moe.parallel.transports.memory import PeerMemory
+from octavo_torch.moe.parallel.transports.planes import as_words, row_bytes
+from octavo_torch.moe.parallel.transports.transport import EQUAL, Delivery, Outgoing, Shares, Way
 
 _ALIGNMENT = 256  # of planes, so that a copy takes 16 bytes at a time
 _GRANULE = 2 << 20  # in which memory is made: pages of a GPU
@@ -34,8 +34,8 @@ class _Places(NamedTuple):
     here: Tensor
 
 
-class PeerCarrier:
-    """A `Carrier` of static buffers. Its messages are under way beside what the caller's stream does until they are
+class PeerTransport:
+    """A `Transport` of static buffers. Its messages are under way beside what the caller's stream does until they are
     asked for; on a GPU the host waits for nothing.
 
     One piece of memory for each way serves all layers of the group: a message begins when every rank has read the one
@@ -49,18 +49,18 @@ class PeerCarrier:
         self._lane = _Lane(device)
         self._memories: dict[Way, PeerMemory] = {}
         self._outgrown: list[PeerMemory] = []
-        self._last: Way = "home"
+        self._last: Way = "combine"
         self._places: Memo[list[_Places]] = Memo()
 
     def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
-        """See Carrier."""
+        """See Transport."""
         assert shares == EQUAL  # of static buffers
         words = [as_words(plane) for plane, _ in planes]
         counts = [len(plane if senders is None else senders) for plane, senders in planes]
         memory, places = self._room(way, words, counts)
         mark = None
         with self._lane.beside():
-            if way == "away" or way == self._last:
+            if way == "dispatch" or way == self._last:
                 memory.meet(what)  # until then a rank may still read the last message
             for number, (plane, (there, _), (_, senders)) in enumerate(zip(words, places, planes, strict=True), 1):
                 _write(plane, there, senders, self._group.rank)

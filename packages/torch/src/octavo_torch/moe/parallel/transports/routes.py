@@ -1,4 +1,4 @@
-"""Which carrier a group's journeys have, and why."""
+"""Which transport a group's exchanges have, and why."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from octavo_torch.moe.parallel.carriers.carrier import Carrier
-from octavo_torch.moe.parallel.carriers.collective import CollectiveCarrier
-from octavo_torch.moe.parallel.carriers.host_memory import HostMemory
-from octavo_torch.moe.parallel.carriers.memory import PeerMemory
-from octavo_torch.moe.parallel.carriers.peer import PeerCarrier
 from octavo_torch.moe.parallel.group import ExpertGroup, numbers
 from octavo_torch.moe.parallel.options import RouteName
+from octavo_torch.moe.parallel.transports.collective import CollectiveTransport
+from octavo_torch.moe.parallel.transports.host_memory import HostMemory
+from octavo_torch.moe.parallel.transports.memory import PeerMemory
+from octavo_torch.moe.parallel.transports.peer import PeerTransport
+from octavo_torch.moe.parallel.transports.transport import Transport
 
 
 class Route(NamedTuple):
@@ -45,7 +45,7 @@ class Seat(NamedTuple):
 
 
 _seats: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, list[Seat]]] = WeakKeyDictionary()
-_carriers: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, PeerCarrier]] = WeakKeyDictionary()
+_transports: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, PeerTransport]] = WeakKeyDictionary()
 
 
 def route_of(group: ExpertGroup, asked: RouteName | None, static: bool, device: torch.device) -> Route:
@@ -99,21 +99,21 @@ def _collective(why: str) -> Route:
     return Route("collective", f"torch.distributed's all_to_all_single, which every backend and device has; {why}")
 
 
-def carrier_for(group: ExpertGroup, route: RouteName, device: torch.device) -> Carrier:
+def transport_for(group: ExpertGroup, route: RouteName, device: torch.device) -> Transport:
     """What carries a group's rows; its peer memory is kept for the group's next calls."""
     if route == "collective":
-        return CollectiveCarrier(group)
-    carriers = _carriers.setdefault(group.group, {})
-    if device not in carriers:
+        return CollectiveTransport(group)
+    transports = _transports.setdefault(group.group, {})
+    if device not in transports:
         own = ExpertGroup(group.group, borrowed=True)
-        carriers[device] = PeerCarrier(own, device, lambda size: _memory(own, size, device))
-    return carriers[device]
+        transports[device] = PeerTransport(own, device, lambda size: _memory(own, size, device))
+    return transports[device]
 
 
 def _memory(group: ExpertGroup, size: int, device: torch.device) -> PeerMemory:
     if device.type != "cuda":
         return HostMemory(group, size)
-    from octavo_torch.moe.parallel.carriers.symmetric_memory import SymmetricMemory  # torch's own, of GPUs alone
+    from octavo_torch.moe.parallel.transports.symmetric_memory import SymmetricMemory  # torch's own, of GPUs alone
 
     return SymmetricMemory(group, size, device)
 

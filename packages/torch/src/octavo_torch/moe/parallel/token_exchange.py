@@ -1,4 +1,4 @@
-"""Journey: what carries a MoE layer's tokens to the experts of other ranks and back, in one forward and backward.
+"""TokenExchange: what carries a MoE layer's tokens to the experts of other ranks and back, in one forward and backward.
 
 Forward:   signature and sizes | choices and weights | tokens, or codes and scales  ->  experts  ->  rows or sums
 Backward:  dy, or codes and scales  ->  experts  ->  rows or sums of dx | gradients of the weights
@@ -17,13 +17,13 @@ from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 from octavo_torch.compiler.status import ExchangeError, flag_disagreement, flag_left_out, other_rank
 from octavo_torch.moe.moves import Moves
 from octavo_torch.moe.parallel.agreement import Agreed, Signature, agreements, check_agreement
-from octavo_torch.moe.parallel.carriers.carrier import EQUAL, Carrier, Outgoing, Shares
-from octavo_torch.moe.parallel.carriers.collective import CollectiveCarrier
-from octavo_torch.moe.parallel.carriers.routes import carrier_for, route_of
 from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.options import Bounds, Exchange
 from octavo_torch.moe.parallel.payload import encode
 from octavo_torch.moe.parallel.places import Leaving, Returning, bounded, leaving, returning
+from octavo_torch.moe.parallel.transports.collective import CollectiveTransport
+from octavo_torch.moe.parallel.transports.routes import route_of, transport_for
+from octavo_torch.moe.parallel.transports.transport import EQUAL, Outgoing, Shares, Transport
 from octavo_torch.moe.permutation_autograd import Places
 
 
@@ -41,15 +41,13 @@ class Underway(NamedTuple):
     tokens: Callable[[], Tensor]
 
 
-class Journey:
+class TokenExchange:
     """Every rank calls the same methods in the same order, once each: messages meet there.
 
     With `bounds` every buffer has its full size, and nothing is read on the host but the signatures of a first call;
     without, the first message is read and the others hold what there is.
 
-    rows   that this rank's experts have at most, from `away` on; buffers hold one more, which is nobody's
-
-    In the words of other libraries `away` and `away_gradient` dispatch, `home` and `home_weights` combine.
+    rows   that this rank's experts have at most, from `dispatch` on; buffers hold one more, which is nobody's
     """
 
     def __init__(self, group: ExpertGroup, exchange: Exchange, signature: Signature, backend: BackendNames) -> None:
@@ -58,14 +56,14 @@ class Journey:
         self._header: Tensor | None = None
         self._counted = False
         self.rows = 0
-        # set by `away`
+        # set by `dispatch`
         self._bounds: Bounds | None = None
         self._leaving: Leaving
-        self._carrier: Carrier
+        self._transport: Transport
         self._own: Tensor  # the header that this rank has sent, or would have
         self._returning: Returning  # where rows come back one by one
 
-    def away(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Underway:
+    def dispatch(self, x: Tensor, weights: Tensor, choices: Tensor, /) -> Underway:
         """Starts sending tokens x [T, K], weights [T, k] and choices [T, k], numbers among all experts, to the experts'
         ranks. Choices go ahead, so that rows have their places before the tokens arrive."""
         group, k = self._group, choices.shape[1]
@@ -77,7 +75,7 @@ class Journey:
         ahead = [*header, Outgoing(self._choices_that_leave(choices, weights))]
         message = [*ahead, *(Outgoing(plane, self._leaving.senders) for plane in encoded.planes)]
         try:
-            delivery = self._carrier.send("tokens", "away", message, self._tokens, len(ahead))
+            delivery = self._transport.send("tokens", "dispatch", message, self._tokens, len(ahead))
         except ExchangeError:
             self._explain_failure()
             raise
@@ -95,7 +93,7 @@ class Journey:
         def tokens_there() -> Tensor:
             planes = delivery.rest()
             values = encoded.decode(planes, self._backend)
-            if self._carrier.lends and values is planes[0] and self._signature.gradients:
+            if self._transport.lends and values is planes[0] and self._signature.gradients:
                 values = values.clone()  # backward reads them
             return values
 
@@ -109,13 +107,13 @@ class Journey:
             self._counted = True
         return sizes, Places(order, position, routed)
 
-    def home(self, moves: Moves, rows: Tensor, places: Places, /) -> Callable[[], Tensor]:
+    def combine(self, moves: Moves, rows: Tensor, places: Places, /) -> Callable[[], Tensor]:
         """Starts sending the experts' rows [M, N] back. The function that is returned waits for those of this rank's
         tokens, and gives their sums [T, N]."""
         leaves = self._leaving
         if self._exchange.returns == "sums":
             sums = moves.combine_rows(rows, places.position, places.routed, None)
-            delivery = self._carrier.send("partial sums", "home", [Outgoing(sums)], self._tokens.back())
+            delivery = self._transport.send("partial sums", "combine", [Outgoing(sums)], self._tokens.back())
             return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), leaves.slot, leaves.first, None)
         assert leaves.row is not None  # because rows come back
         back, row = self._returning, leaves.row
@@ -124,21 +122,21 @@ class Journey:
         if back.filled is not None:
             live = live & back.filled[:, None]
         one_each = moves.combine_rows(rows, place, live, None)
-        delivery = self._carrier.send("rows", "home", [Outgoing(one_each)], self._pair_rows.back())
+        delivery = self._transport.send("rows", "combine", [Outgoing(one_each)], self._pair_rows.back())
         return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), row, leaves.kept, None)
 
-    def away_gradient(self, dy: Tensor, /) -> Callable[[], Tensor]:
+    def dispatch_gradient(self, dy: Tensor, /) -> Callable[[], Tensor]:
         """Starts sending dy [T, N] to the ranks that have the tokens' experts. The function that is returned waits for
         what arrives here, [S, N], which the caller has to read before the next message."""
         encoded = encode(dy, self._exchange.travels_as, "dy", self._backend)
         message = [Outgoing(plane, self._leaving.senders) for plane in encoded.planes]
-        delivery = self._carrier.send("gradients", "away", message, self._tokens)
+        delivery = self._transport.send("gradients", "dispatch", message, self._tokens)
         return lambda: encoded.decode(delivery.rest(), self._backend)
 
-    def home_weights(self, dweights: Tensor, /) -> Tensor:
+    def combine_weights(self, dweights: Tensor, /) -> Tensor:
         """Sends the gradient of the arrived choices' weights, fp32 [S, k], back; returns this rank's, [T, k]."""
         message = [Outgoing(dweights)]
-        (arrived,) = self._carrier.send("the weights' gradients", "away", message, self._tokens.back()).rest()
+        (arrived,) = self._transport.send("the weights' gradients", "dispatch", message, self._tokens.back()).rest()
         k = dweights.shape[1]
         index = self._leaving.slot * k + torch.arange(k, device=arrived.device)
         return torch.where(self._leaving.kept, _one_or_more(arrived).view(-1)[index], 0)
@@ -146,7 +144,7 @@ class Journey:
     # ---- what ranks agree on
 
     def _agree(self, device: torch.device) -> list[Outgoing]:
-        """Sets this call's carrier and shares; unless they are known, it reads on the host what other ranks have sent.
+        """Sets this call's transport and shares; unless they are known, it reads on the host what other ranks sent.
 
         Returns the header where it has not been sent yet and travels with the tokens.
         """
@@ -159,21 +157,21 @@ class Journey:
         self._own = own
         if bounds is not None:
             self.rows = bounds.rows
-        if agreed is not None and agreed.carrier.lends:
-            self._carrier = agreed.carrier
+        if agreed is not None and agreed.transport.lends:
+            self._transport = agreed.transport
             return [Outgoing(own)]
         header = self._header = group.all_to_all("signatures", own)
         if agreed is not None:
-            self._carrier = agreed.carrier
+            self._transport = agreed.transport
             self._compare(header)
         elif bounds is not None:
             other_rank(device)
             check_agreement(group, signature, header[:, :-2].tolist())
             route = route_of(group, self._exchange.route, True, device)
-            self._carrier = carrier_for(group, route.name, device)
-            known[signature] = Agreed(own, self._carrier)
+            self._transport = transport_for(group, route.name, device)
+            known[signature] = Agreed(own, self._transport)
         else:
-            self._carrier = CollectiveCarrier(group)
+            self._transport = CollectiveTransport(group)
             self._read_sizes(header, own)
         return []
 
