@@ -9,8 +9,9 @@ from typing import Any
 from bars import Chart, by_group, draw
 from workspace import ROOT
 
-MOE, GEMM, DEEPGEMM, PEERS = (f"{name}-h200-2026-11-27" for name in ("moe", "gemm", "gemm-deepgemm", "moe-peers"))
-STEP, QUANTIZE, BATCHED = (f"{name}-h200-2026-11-22" for name in ("step-frameworks", "quantize", "gemm-batched"))
+MOE, STEP, PEERS = (f"{name}-h200-2026-11-27" for name in ("moe", "step", "moe-peers"))
+GEMM, DEEPGEMM = (f"{name}-h200-2026-11-27" for name in ("gemm", "gemm-deepgemm"))
+QUANTIZE, BATCHED = (f"{name}-h200-2026-11-22" for name in ("quantize", "gemm-batched"))
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
 SHAPE = [32768, 7168]
