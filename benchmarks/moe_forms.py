@@ -36,7 +36,7 @@ def draw(shape: ot.MoeShape, recipe: octavo.Recipe) -> tuple[dict[str, Tensor], 
     """Leaves x, weights, w1 and w2, with choices; and the options of a call."""
     torch.manual_seed(1)
     k, f, experts = shape.in_features, shape.hidden_features, shape.experts
-    weights, choices = torch.randn(shape.tokens, experts, device="cuda").softmax(-1).topk(shape.choices, -1)
+    weights, choices = torch.randn(shape.tokens, experts, device="cuda").softmax(-1).topk(shape.k, -1)
     leaves = {
         "x": torch.randn(shape.tokens, k, device="cuda").bfloat16(),
         "weights": weights,

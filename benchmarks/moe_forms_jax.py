@@ -37,7 +37,7 @@ def draw(shape: octavo_jax.MoeShape) -> dict[str, Array]:
     """x, the choices' weights, their experts, wi and wo."""
     keys = jax.random.split(jax.random.key(1), 4)
     k, f, experts = shape.in_features, shape.hidden_features, shape.experts
-    weights, choices = jax.lax.top_k(jax.nn.softmax(jax.random.normal(keys[0], (shape.tokens, experts))), shape.choices)
+    weights, choices = jax.lax.top_k(jax.nn.softmax(jax.random.normal(keys[0], (shape.tokens, experts))), shape.k)
     return {
         "x": jax.random.normal(keys[1], (shape.tokens, k), jnp.bfloat16),
         "weights": weights,

@@ -54,7 +54,7 @@ def draw(shape: ot.MoeShape) -> dict[str, Tensor]:
     """Leaves x, weights, w1 and w2, with choices, and dy."""
     torch.manual_seed(1)
     k, f, experts = shape.in_features, shape.hidden_features, shape.experts
-    weights, choices = torch.randn(shape.tokens, experts, device="cuda").topk(shape.choices, -1)
+    weights, choices = torch.randn(shape.tokens, experts, device="cuda").topk(shape.k, -1)
     given = {
         "x": torch.randn(shape.tokens, k, device="cuda").bfloat16(),
         "weights": weights.softmax(-1),

@@ -107,7 +107,7 @@ def layers() -> dict[str, dict[str, float]]:
 
         def step(backend: str, layer: ot.MoE = layer, x: Tensor = x, dy: Tensor = dy) -> tuple[Tensor, ...]:
             logits = torch.nn.functional.linear(x.float(), layer.router.float())
-            y = layer(x, ot.choose_experts(logits, layer.choices, backend=backend))
+            y = layer(x, ot.choose_experts(logits, layer.k, backend=backend))
             return torch.autograd.grad(y, [x, *layer.parameters()], dy)
 
         def eager(backend: str, step: Any = step) -> None:

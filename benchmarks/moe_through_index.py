@@ -89,7 +89,7 @@ def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
     moved   by permutations: a token's row is read, and written once for each choice
     read    by quantizers and products, whose rows now come out of the L2 cache but for the first choice of a token
     """
-    tokens, rows = shape.tokens * shape.in_features * 2, shape.tokens * shape.choices * shape.in_features * 2
+    tokens, rows = shape.tokens * shape.in_features * 2, shape.tokens * shape.k * shape.in_features * 2
     passes = 2 if form == "keep_all" else 3
     if kind == "bf16":
         # of x in backward, where fc1's weights are not too wide to be multiplied by gathered rows

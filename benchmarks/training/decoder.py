@@ -67,7 +67,7 @@ class Layer(nn.Module):
         x = x + self.attention(self.attention_norm(x))
         tokens = self.experts_norm(x).flatten(0, 1)
         logits = functional.linear(tokens.float(), self.experts.router.float())
-        choice = ot.choose_experts(logits, self.experts.choices)
+        choice = ot.choose_experts(logits, self.experts.k)
         share = choice.counts / choice.choices.numel()
         balance = len(share) * (share * torch.softmax(logits, -1).mean(0)).sum()
         return x + self.experts(tokens, choice).view_as(x), balance

@@ -69,7 +69,8 @@ def moe_peers() -> str:
     values = []
     for row in _rows(PEERS):
         sides = record(PEERS)["shapes"][row["shape"]]
-        layer = f"{sides['experts']} of {sides['hidden_features']}, top {sides['choices']}"
+        k = sides["k"] if "k" in sides else sides["choices"]  # as records before December 2026 call it
+        layer = f"{sides['experts']} of {sides['hidden_features']}, top {k}"
         if row["way"] in ways:
             values.append((layer, ways[row["way"]], 1 / row["of_peer"]))
     series = dict(zip(ways.values(), ("tool", "base", "jax", "torch"), strict=True))

@@ -58,7 +58,7 @@ def test_bytes_are_those_that_torch_exchanges(seed: int) -> None:
     ranks, k = draw.choice([2, 4, 8, 16]), draw.randint(1, 6)
     layer = Layer(experts=16 * draw.randint(1, 3), features=32 * draw.randint(1, 9), hidden=64, tokens=2000, choices=k)
     shape = octavo_torch.MoeShape(
-        tokens=layer.tokens, choices=k, experts=layer.experts, in_features=layer.features, hidden_features=layer.hidden
+        tokens=layer.tokens, k=k, experts=layer.experts, in_features=layer.features, hidden_features=layer.hidden
     )
     choices = torch.rand(layer.tokens, layer.experts).argsort(1)[:, :k]
     owners = choices // (layer.experts // ranks)

@@ -178,7 +178,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]]]] = {
     ),
     "MoE": (
         ot.MoE,
-        lambda: {"num_experts": G, "in_features": K, "hidden_features": N, "choices": 1, "recipe": MXFP8()},
+        lambda: {"num_experts": G, "in_features": K, "hidden_features": N, "k": 1, "recipe": MXFP8()},
     ),
     "Exchange": (
         ot.Exchange,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from octavo_jax.linear.normalized_dense import layernorm_dense
     from octavo_jax.linear.ragged import ragged_dot
     from octavo_jax.mlp.mlp import grouped_mlp, layernorm_mlp
+    from octavo_jax.moe.block import moe_mlp
+    from octavo_jax.moe.experts import routed_mlp
     from octavo_jax.moe.layer.bytes_kept import KeptBytes, MoeShape, bytes_kept
     from octavo_jax.moe.router import Choice, RouterLosses, choose_experts, router_losses
     from octavo_jax.observer import Tap, new_tap, observations, observed
@@ -74,6 +76,7 @@ __all__ = [
     "layernorm_mlp",
     "mesh_roles",
     "moe",
+    "moe_mlp",
     "name_bits",
     "name_planes",
     "new_tap",
@@ -86,6 +89,7 @@ __all__ = [
     "quantizer_set",
     "ragged_dot",
     "record_amax",
+    "routed_mlp",
     "router_losses",
     "tensor_stats",
     "traffic",
@@ -106,6 +110,8 @@ _PLACES = (
     "linear.grouped",
     "arrays.grouped_tensor",
     "mlp.mlp",
+    "moe.block",
+    "moe.experts",
     "moe.layer.bytes_kept",
     "moe.router",
     "linear.normalized_dense",

@@ -118,7 +118,7 @@ def cases(draw: Callable[..., jax.Array], routing: moe.Routing, experts: Argumen
         "scale is a list": lambda: FUNCTIONS.quantize(x, octavo.DelayedScaling().quantizer("x"), scale=[1.0]),
         "mask is a list": lambda: MOE.route(x, 1, mask=[True] * T),
         "logits is a list; give": lambda: MOE.route(listed, 1),
-        "normalize is 'no'": lambda: MOE.route(x, 1, normalize="no"),
+        "renormalize is 'no'": lambda: MOE.route(x, 1, renormalize="no"),
         "dtype is 'nosuch'": lambda: MOE.moe_mlp(x, draw(K, E), **experts, k=1, dtype="nosuch"),
         "exchange is a NoneType": lambda: MOE.moe_mlp(x, draw(K, E), **experts, k=1, exchange=None),
         "x is a NoneType": lambda: FUNCTIONS.grouped_dense(None, kernel, **dense),

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import nnx
 
 import octavo
@@ -161,6 +162,39 @@ def test_both_flavours_take_their_sizes_in_one_order() -> None:
     for takes in (lambda: octavo_linen.MoE(G, F, 2), lambda: octavo_nnx.MoE(G, K, F, 2, rngs=nnx.Rngs(0))):  # type: ignore[call-arg, misc]
         with pytest.raises((TypeError, ValueError)):
             takes()
+
+
+def test_renormalize_has_an_old_name() -> None:
+    """`normalize` gives the same module with one warning, in a transformed class, too, and both are refused."""
+    new: tuple[Any, ...] = (
+        octavo_linen.MoE(G, F, k=2, renormalize=False),
+        octavo_nnx.MoE(G, K, F, k=2, renormalize=False, rngs=nnx.Rngs(0)),
+    )
+    assert new[0].clone(k=1).renormalize is False
+    linen_block: Any = octavo_linen.MoE
+    nnx_block: Any = partial(octavo_nnx.MoE, rngs=nnx.Rngs(0))
+    transformed: Any = nn.remat(octavo_linen.MoE)
+    with pytest.warns(DeprecationWarning, match="normalize is called renormalize now") as said:
+        old = [
+            linen_block(G, F, k=2, normalize=False),
+            nnx_block(G, K, F, k=2, normalize=False),
+            transformed(G, F, k=2, normalize=False),
+        ]
+    assert [one.filename for one in said] == [__file__] * 3
+    assert old[0] == new[0]
+    assert nnx.graphdef(old[1]) == nnx.graphdef(new[1])
+    for module in (*old, *new):
+        assert module.normalize is module.renormalize is False
+    for both in (
+        lambda: linen_block(G, F, k=2, normalize=True, renormalize=True),
+        lambda: nnx_block(G, K, F, k=2, normalize=True, renormalize=True),
+        lambda: old[0].clone(normalize=True),
+    ):
+        with pytest.raises(TypeError, match="both were given; give renormalize alone"):
+            both()
+    shown = inspect.signature(octavo_nnx.MoE).parameters
+    assert "renormalize" in shown
+    assert "normalize" not in shown
 
 
 def test_both_flavours_pass_on_what_a_block_keeps(monkeypatch: pytest.MonkeyPatch) -> None:

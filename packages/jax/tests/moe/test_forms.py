@@ -260,6 +260,18 @@ def test_forms_are_in_order() -> None:
         assert each["lean"] <= 0.6 * (2 * 2048 + 4 * 768 * 8) + routing + sizes
 
 
+def test_k_has_an_old_name() -> None:
+    """`choices` gives the same shape with one warning, and is refused beside k."""
+    old: Any = MoeShape
+    sides = {"tokens": T, "experts": G, "in_features": K, "hidden_features": F, "out_features": N}
+    with pytest.warns(DeprecationWarning, match="choices is called k now") as said:
+        assert old(**sides, choices=C) == SHAPE
+    assert [one.filename for one in said] == [__file__]
+    assert SHAPE.choices == SHAPE.k == C
+    with pytest.raises(TypeError, match="both were given; give k alone"):
+        old(**sides, k=C, choices=C)
+
+
 def test_messages() -> None:
     """Errors name the argument, what was given, and what is needed."""
     p = {"x": jnp.zeros((4, 8)), "router": jnp.zeros((8, 2)), "wi": jnp.zeros((2, 8, 8)), "wo": jnp.zeros((2, 4, 8))}

@@ -22,11 +22,11 @@ CASES = {"usual": (13, 5, 2), "every expert": (4, 3, 3), "one choice": (7, 4, 1)
 
 
 @partial(jax.jit, static_argnums=(4, 5))
-def _through(x: Any, logits: Any, mask: Any, dy: Any, k: int, normalize: bool) -> Any:
+def _through(x: Any, logits: Any, mask: Any, dy: Any, k: int, renormalize: bool) -> Any:
     """Routing, stats, rows doubled and combined, gradients of x and of logits through y and the balance loss."""
 
     def run(x: Any, logits: Any) -> Any:
-        routing = moe.route(logits, k, normalize=normalize, mask=mask)
+        routing = moe.route(logits, k, renormalize=renormalize, mask=mask)
         rows = moe.permute(x, routing)
         y = moe.combine(rows * (1 + jnp.arange(rows.shape[1])), routing)
         return (y, moe.router_stats(routing).balance_loss), (routing, rows)
@@ -40,16 +40,32 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def _expected(x: np.ndarray, logits: np.ndarray, chosen: np.ndarray, normalize: bool) -> Any:
+def _expected(x: np.ndarray, logits: np.ndarray, chosen: np.ndarray, renormalize: bool) -> Any:
     """(y, balance loss) of tokens that all go somewhere, in float64, the choices given."""
     probabilities = _softmax(logits)
     experts = logits.shape[1]
     weights = np.take_along_axis(probabilities, chosen, axis=1)
-    if normalize:
+    if renormalize:
         weights = weights / weights.sum(axis=1, keepdims=True)
     y = weights.sum(axis=1, keepdims=True) * x * (1 + np.arange(x.shape[1]))
     share = np.bincount(chosen.reshape(-1), minlength=experts) / chosen.size
     return y, experts * (share * probabilities.mean(axis=0)).sum()
+
+
+def test_renormalize_has_an_old_name(rng: np.random.Generator) -> None:
+    """`normalize` gives the same result with one warning, and is refused beside renormalize."""
+    x, router, wi, wo = (rng.standard_normal(shape, np.float32) for shape in ((7, 8), (8, 3), (3, 8, 8), (3, 4, 8)))
+    calls: tuple[Any, ...] = (
+        partial(moe.route, x @ router, 2),
+        partial(moe.moe_mlp, x, router, wi, wo, k=2, recipe=None),
+    )
+    for call in calls:
+        with pytest.warns(DeprecationWarning, match="normalize is called renormalize now") as said:
+            made = call(normalize=False)
+        assert [one.filename for one in said] == [__file__]
+        jax.tree.map(np.testing.assert_array_equal, made, call(renormalize=False))
+        with pytest.raises(TypeError, match="both were given; give renormalize alone"):
+            call(normalize=False, renormalize=False)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -62,13 +78,13 @@ def test_routes_as_loops_do(case: str, rng: np.random.Generator) -> None:
     weights are normalized. Central differences add 1e-9 of them.
     """
     tokens, experts, k = CASES[case]
-    normalize = k > 1
+    renormalize = k > 1
     mask = rng.random(tokens) < 0.8
     mask[0] = True
     x, dy = (rng.standard_normal((tokens, WIDTH)) for _ in range(2))
     logits = rng.standard_normal((tokens, experts)) * 2
     given = [np.where(mask[:, None], a, np.nan).astype(np.float32) for a in (x, logits)]
-    (y, balance), (dx, dlogits), routing, rows = _through(*given, mask, dy.astype(np.float32), k, normalize)
+    (y, balance), (dx, dlogits), routing, rows = _through(*given, mask, dy.astype(np.float32), k, renormalize)
 
     chosen = np.argsort(-logits.astype(np.float32), axis=1, kind="stable")[:, :k]
     choices = [(e, t, j) for t in range(tokens) if mask[t] for j, e in enumerate(chosen[t])]
@@ -80,7 +96,7 @@ def test_routes_as_loops_do(case: str, rng: np.random.Generator) -> None:
     assert np.array_equal(np.asarray(rows)[:total], given[0][[t for _, t, _ in wanted]])
 
     def reference(x: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, float]:
-        return _expected(x[mask], logits[mask], chosen[mask], normalize)
+        return _expected(x[mask], logits[mask], chosen[mask], renormalize)
 
     wanted_y, wanted_balance = reference(x, logits)
     off = SUMS * (1 + np.abs(logits).max())

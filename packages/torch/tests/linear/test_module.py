@@ -256,7 +256,7 @@ def test_parameters_in_another_place(per_group: bool) -> None:
     [
         lambda backend: GroupedLinear(2, 16, 16, recipe="mxfp8", backend=backend),
         lambda backend: GroupedMLP(2, 16, 16, recipe="mxfp8", backend=backend),
-        lambda backend: MoE(2, 16, 16, choices=1, recipe="mxfp8", backend=backend),
+        lambda backend: MoE(2, 16, 16, k=1, recipe="mxfp8", backend=backend),
         lambda backend: GroupedLoRA(2, 16, 16, 4, backend=backend),
     ],
     ids=["linear", "mlp", "moe", "lora"],

@@ -105,6 +105,18 @@ def test_lean_rows_are_their_definition(dtype: torch.dtype, rng: np.random.Gener
     assert not read[7:].any()
 
 
+def test_k_has_an_old_name() -> None:
+    """`choices` gives the same shape with one warning, and is refused beside k."""
+    old: Any = MoeShape
+    sides = {"tokens": T, "experts": G, "in_features": K, "hidden_features": F, "out_features": N}
+    with pytest.warns(DeprecationWarning, match="choices is called k now") as said:
+        assert old(**sides, choices=C) == SHAPE
+    assert [one.filename for one in said] == [__file__]
+    assert SHAPE.choices == SHAPE.k == C
+    with pytest.raises(TypeError, match="both were given; give k alone"):
+        old(**sides, k=C, choices=C)
+
+
 def test_messages() -> None:
     """Errors name the argument, what was given, and what is needed."""
     with pytest.raises(ValueError, match=r"shape is a tuple; give an octavo_torch\.MoeShape"):

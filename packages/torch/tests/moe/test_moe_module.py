@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -162,9 +163,31 @@ def test_module_is_router_and_moe_mlp(recipe: Recipe, rng: np.random.Generator) 
             assert layer.seed_counter == 1
         layer.load_state_dict(twin)
     update_scales(layer)
-    assert "choices=3, score=sigmoid, form=standard" in repr(layer)
+    assert "k=3, score=sigmoid, form=standard" in repr(layer)
     with pytest.raises(ValueError, match=r"x is bfloat16 \[2, 24, 63\]; give tokens \[..., 64\]"):
         layer(x[..., 1:])
+
+
+def test_k_has_an_old_name(rng: np.random.Generator) -> None:
+    """`choices` gives the same layer with one warning. Both names are refused, and none; old pickles have k, too."""
+    old: Any = MoE
+    with pytest.warns(DeprecationWarning, match="choices is called k now") as said:
+        layer = old(E, K, F, choices=C, recipe=None)
+    assert [one.filename for one in said] == [__file__]
+    assert repr(layer) == repr(MoE(E, K, F, C, recipe=None)) == repr(MoE(E, K, F, k=C, recipe=None))
+    assert layer.choices == layer.k == C
+    for both in (lambda: old(E, K, F, C, choices=C, recipe=None), lambda: old(E, K, F, k=C, choices=C, recipe=None)):
+        with pytest.raises(TypeError, match="both were given; give k alone"):
+            both()
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'k'"):
+        old(E, K, F, recipe=None)
+    with pytest.warns(UserWarning, match="without a recipe") as said:
+        MoE(E, K, F, C)
+    assert [one.filename for one in said] == [__file__]
+    x = torch.randn(T, K)
+    pickled = copy.copy(layer)
+    vars(pickled)["choices"] = vars(pickled).pop("k")
+    assert torch.equal(pickle.loads(pickle.dumps(pickled))(x), layer(x))
 
 
 def test_replayed_choices_give_the_same_result(rng: np.random.Generator) -> None:

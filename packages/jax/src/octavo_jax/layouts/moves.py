@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from octavo import renamed
 from octavo_jax.layouts.shares import (
     Entries,
     MeshShape,
@@ -151,6 +152,7 @@ def tell(move: Move, policy: Policy, place: Place) -> None:
 _INNER = (
     *(f"{Path(sys.modules[name].__file__ or '').parent}/" for name in ("octavo_jax", "jax")),
     contextlib.__file__,  # of JAX's decorators
+    renamed.__file__,  # of ours
 )
 
 

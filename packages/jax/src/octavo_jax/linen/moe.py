@@ -9,6 +9,7 @@ from typing import Any
 from flax import linen as nn
 from jax import Array
 
+from octavo.renamed import renamed_fields
 from octavo_jax.arrays.recipes import as_recipe
 from octavo_jax.linen.base import Axes
 from octavo_jax.linen.mlp import MLPModule
@@ -18,6 +19,7 @@ from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, MoeReport, RouterStats, e
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 
 
+@renamed_fields(normalize="renormalize")
 class MoE(MLPModule):
     """A Mixture-of-Experts block, `octavo_jax.moe.moe_mlp` of its parameters: dropless, top k, sizes on the device.
 
@@ -25,7 +27,7 @@ class MoE(MLPModule):
     is cast to `dtype`. Fields: `MLPModule`'s, `QuantizedModule`'s and
 
     num_experts, hidden, k       E, F, and experts a token goes to; k by name
-    normalize, weights_on        as in `octavo_jax.moe.moe_mlp`
+    renormalize, weights_on      as in `octavo_jax.moe.moe_mlp`
     form, weight_codes           what is kept for the backward pass, as there
     exchange                     of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes     of router
@@ -34,7 +36,7 @@ class MoE(MLPModule):
     num_experts: int  # type: ignore[misc]  # mypy takes kernel_init, which is keyword-only, for the first field
     hidden: int  # type: ignore[misc]
     k: int = field(kw_only=True)
-    normalize: bool = True
+    renormalize: bool = True
     weights_on: WeightsOn = "output"
     exchange: Exchange = DEFAULT_EXCHANGE
     form: Form = "standard"
@@ -42,6 +44,16 @@ class MoE(MLPModule):
     kernel_init: Initializer = field(default=grouped_kernel_init, kw_only=True)
     router_init: Initializer = dense_kernel_init
     router_axes: Axes = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """flax gives each subclass, such as `nn.remat(MoE)`, an `__init__` of its own."""
+        super().__init_subclass__(**options)
+        renamed_fields(normalize="renormalize")(cls)
+
+    @property
+    def normalize(self) -> bool:
+        """renormalize, by its old name."""
+        return self.renormalize
 
     @nn.compact
     def __call__(
@@ -56,7 +68,7 @@ class MoE(MLPModule):
             router,
             wi,
             wo,
-            normalize=self.normalize,
+            renormalize=self.renormalize,
             mask=mask,
             bi=bi,
             bo=bo,

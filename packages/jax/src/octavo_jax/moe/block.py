@@ -8,6 +8,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo.renamed import renamed_arguments
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name, element_type
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
@@ -25,6 +26,7 @@ from octavo_registry.contract.cards import Activation
 Block = TypeVar("Block", bound=Body)
 
 
+@renamed_arguments(normalize="renormalize")
 def moe_mlp(
     x: Array,
     router: Array,
@@ -34,7 +36,7 @@ def moe_mlp(
     k: int,
     activation: Activation = "swiglu",
     recipe: RecipeLike,
-    normalize: bool = True,
+    renormalize: bool = True,
     weights_on: WeightsOn = "output",
     mask: Array | None = None,
     dtype: DTypeLike | None = None,
@@ -59,7 +61,7 @@ def moe_mlp(
     wi          [E, K, C]; C = 2 F, the gate first, where the activation is gated, else F
     wo          [E, F, N]
     bi, bo      their biases [E, C] and [E, N], or None
-    normalize   divide a token's k weights by their sum
+    renormalize divide a token's k weights by their sum
     weights_on, form, weight_codes   as in `routed_mlp`, whose y and gradients are the same bits in every form but
                 "lean", whose y is the same. Where a recipe leaves fprop in high precision and quantizes wgrad, y's
                 activation is a kernel's in "keep_all" and XLA's elsewhere, and these may differ in the last bit
@@ -86,7 +88,7 @@ def moe_mlp(
         weight_codes=weight_codes,
         k=k,
         activation=activation,
-        normalize=normalize,
+        renormalize=renormalize,
         weights_on=weights_on,
         dtype=dtype,
         checkpoint_name=checkpoint_name,

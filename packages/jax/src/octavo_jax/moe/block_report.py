@@ -105,7 +105,7 @@ def explain(
         weight_codes=weight_codes,
         k=k,
         activation=activation,
-        normalize=True,
+        renormalize=True,
         weights_on=weights_on,
         dtype=dtype,
         checkpoint_name=None,

@@ -51,7 +51,7 @@ class Body:
     k: int
     activation: Activation
     recipe: Recipe | None
-    normalize: bool
+    renormalize: bool
     weights_on: WeightsOn
     dtype: DTypeLike | None
     checkpoint_name: str | None
@@ -77,7 +77,7 @@ class Body:
         if mask is not None:
             tokens = jnp.where(mask[:, None], tokens, 0)  # the router's gradient multiplies each token by its zero
         logits = jnp.matmul(tokens, a.router, preferred_element_type=jnp.float32)
-        choices = choose(logits, self.k, normalize=self.normalize, mask=mask, checkpoint_name=self.checkpoint_name)
+        choices = choose(logits, self.k, renormalize=self.renormalize, mask=mask, checkpoint_name=self.checkpoint_name)
         if self.dtype is not None:
             tokens, wi, wo = (one.astype(self.dtype) for one in (tokens, wi, wo))
             bi, bo = (None if b is None else b.astype(self.dtype) for b in (bi, bo))

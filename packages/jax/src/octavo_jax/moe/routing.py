@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo.renamed import renamed_arguments
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
 from octavo_jax.moe.router import largest, logits_to_order, picked, router_scores
@@ -43,18 +44,19 @@ class RouterStats(NamedTuple):
     dropped: Array | None = None
 
 
+@renamed_arguments(normalize="renormalize")
 def route(
     logits: Array,
     k: int,
     *,
-    normalize: bool = True,
+    renormalize: bool = True,
     mask: Array | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
 ) -> Routing:
     """Each token's k most probable experts, by their logits: of equal ones the lower number.
 
     logits            [T, E] scores; the softmax is taken in float32
-    normalize         divide a token's k weights by their sum. With k = 1 they then are 1, and the router learns from
+    renormalize       divide a token's k weights by their sum. With k = 1 they then are 1, and the router learns from
                       the balance loss alone
     mask              [T] bool, False for tokens that are dropped: their rows are past the sum of the sizes, so that
                       they add no row to a GEMM, and their logits are not read
@@ -65,11 +67,11 @@ def route(
 
     Raises ValueError for shapes, dtypes or a k that do not fit.
     """
-    choices = choose(logits, k, normalize=normalize, mask=mask, checkpoint_name=checkpoint_name)
+    choices = choose(logits, k, renormalize=renormalize, mask=mask, checkpoint_name=checkpoint_name)
     return arranged(choices.experts, choices.weights, logits.shape[1], checkpoint_name, choices.probabilities)
 
 
-def choose(logits: Array, k: int, *, normalize: bool, mask: Array | None, checkpoint_name: str | None) -> Choices:
+def choose(logits: Array, k: int, *, renormalize: bool, mask: Array | None, checkpoint_name: str | None) -> Choices:
     """What `route` arranges; the arguments are `route`'s."""
     check_arrays(logits=logits)
     if logits.ndim != 2 or logits.shape[1] == 0 or not jnp.issubdtype(logits.dtype, jnp.floating):
@@ -81,14 +83,14 @@ def choose(logits: Array, k: int, *, normalize: bool, mask: Array | None, checkp
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= experts:
         raise ValueError(f"k is {k!r} and there are {experts} experts; give an integer from 1 to {experts}")
     check_mask(mask, tokens)
-    if not isinstance(normalize, bool):
-        raise ValueError(f"normalize is {normalize!r}; give True or False")
+    if not isinstance(renormalize, bool):
+        raise ValueError(f"renormalize is {renormalize!r}; give True or False")
     if mask is not None:
         logits = jnp.where(mask[:, None], logits, 0)
     probabilities = router_scores(logits, "softmax")
     chosen = largest(logits_to_order(logits), int(k), checkpoint_name)
     weights = picked(probabilities, chosen)
-    if normalize:
+    if renormalize:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     if mask is not None:
         chosen = jnp.where(mask[:, None], chosen, experts)

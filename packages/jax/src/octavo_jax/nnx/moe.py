@@ -7,6 +7,7 @@ from typing import Unpack
 
 from jax import Array
 
+from octavo.renamed import renamed_arguments
 from octavo_jax.modules.block_options import block_options
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init
 from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, MoeReport, RouterStats, explain, moe_mlp
@@ -24,13 +25,14 @@ class MoE(MLPModule):
     before it is cast to `dtype`.
 
     num_experts, in_features, hidden, k   E, K, F, and experts a token goes to
-    normalize, weights_on                 as in `octavo_jax.moe.moe_mlp`
+    renormalize, weights_on               as in `octavo_jax.moe.moe_mlp`
     form, weight_codes                    what is kept for the backward pass, as there
     exchange                              of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes              of router
     Other arguments                       `MLPModule`'s
     """
 
+    @renamed_arguments(normalize="renormalize")
     def __init__(
         self,
         num_experts: int,
@@ -38,7 +40,7 @@ class MoE(MLPModule):
         hidden: int,
         *,
         k: int,
-        normalize: bool = True,
+        renormalize: bool = True,
         weights_on: WeightsOn = "output",
         exchange: Exchange = DEFAULT_EXCHANGE,
         form: Form = "standard",
@@ -49,11 +51,16 @@ class MoE(MLPModule):
     ) -> None:
         super().__init__((num_experts,), in_features, hidden, **options)
         self.router = self._parameter(options["rngs"], router_init, (in_features, num_experts), router_axes)
-        self.k, self.normalize = k, normalize
+        self.k, self.renormalize = k, renormalize
         self.weights_on: WeightsOn = weights_on
         self.exchange = exchange
         self.form: Form = form
         self.weight_codes: WeightCodes = weight_codes
+
+    @property
+    def normalize(self) -> bool:
+        """renormalize, by its old name."""
+        return self.renormalize
 
     def __call__(
         self, x: Array, *, mask: Array | None = None, seed: int | Array | None = None
@@ -65,7 +72,7 @@ class MoE(MLPModule):
             self.router[...],
             self.wi[...],
             self.wo[...],
-            normalize=self.normalize,
+            renormalize=self.renormalize,
             mask=mask,
             bi=value_of(self.wi_bias),
             bo=value_of(self.wo_bias),

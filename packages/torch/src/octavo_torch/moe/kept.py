@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from octavo import Recipe
 from octavo.quantizer import Operand
+from octavo.renamed import renamed_fields
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.checks import backend_names, brief, check_count, check_device, check_dtype, check_flag
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
@@ -25,21 +26,27 @@ from octavo_torch.moe.plan import MoePlan, moe_plan_for
 _BLOCK = 512  # to which torch's CUDA allocator rounds an allocation up
 
 
+@renamed_fields(choices="k")
 @dataclass(frozen=True)
 class MoeShape:
     """The sizes of a MoE layer.
 
-    tokens, choices                                T, and k of each token
+    tokens, k                                      T, and the choices of each token
     experts                                        G
     in_features, hidden_features, out_features     K, F and N; None for in_features
     """
 
     tokens: int
-    choices: int
+    k: int
     experts: int
     in_features: int
     hidden_features: int
     out_features: int | None = None
+
+    @property
+    def choices(self) -> int:
+        """k, by its old name."""
+        return self.k
 
     def check(self) -> None:
         """ValueError for a size that is none."""
@@ -117,7 +124,7 @@ def bytes_kept(
     operands = _Operands(shape, name, dtype, torch.device(device or "cpu"), transposed)
     plan = operands.plan(recipe, form, weight_codes, backend)
     each = dtype.itemsize
-    rows = shape.tokens * shape.choices
+    rows = shape.tokens * shape.k
     tensors = {"x": shape.tokens * shape.in_features * each, "choices": 8 * rows, "weights": 4 * rows}
     if form == "keep_all":
         del tensors["x"], tensors["choices"]
@@ -143,7 +150,7 @@ class _Operands:
         self.activation = activation
         self.inner = shape.hidden_features * (2 if activation in GATED else 1)
         out_features = shape.out_features or shape.in_features
-        self._tokens, self._rows, experts = shape.tokens, shape.tokens * shape.choices, shape.experts
+        self._tokens, self._rows, experts = shape.tokens, shape.tokens * shape.k, shape.experts
         self._mode = FakeTensorMode()
         with self._mode:
             self._x = torch.empty(self._rows, shape.in_features, dtype=dtype, device=device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
+from octavo.renamed import renamed_arguments
 from octavo.router import RouterRule
 from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
@@ -45,13 +46,15 @@ class MoE(Experts):
     router: nn.Parameter
     choice_bias: Tensor
     _fp32_buffers = (*Experts._fp32_buffers, "choice_bias")
+    _depth = 5  # two more: __init__ of this class, and who takes the old name of k
 
+    @renamed_arguments(choices="k")
     def __init__(
         self,
         num_experts: int,
         in_features: int,
         hidden_features: int,
-        choices: int,
+        k: int,
         out_features: int | None = None,
         *,
         score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax",
@@ -77,7 +80,7 @@ class MoE(Experts):
         exchange: Exchange | None = None,
         room: Room | None = None,
     ) -> None:
-        """num_experts: of all ranks; choices: k, the experts of a token; out_features: N, None for in_features.
+        """num_experts: of all ranks; k: the choices of each token; out_features: N, None for in_features.
 
         score, groups, kept_groups, renormalize, scale: how the router chooses, see choose_experts.
         form, weight_codes: what is kept for the backward, see moe_mlp.
@@ -85,7 +88,7 @@ class MoE(Experts):
         ep, exchange: the ranks that share the experts, and how tokens reach them, see moe_mlp.
         """
         check_count("num_experts", num_experts)
-        check_count("choices", choices)
+        check_count("k", k)
         check_count("groups", groups)
         check_count("kept_groups", kept_groups)
         check_flag("choice_bias", choice_bias)
@@ -106,14 +109,23 @@ class MoE(Experts):
         options = ModuleOptions(recipe, backend, seed, main_grad, per_group_parameters, delay_wgrad, room)
         super().__init__(sides, activation, bias, interleave, options, device=device, dtype=dtype)
         self.ep, self.exchange = group, None if group is None else check_exchange(exchange)
-        self.choices, self.groups, self.kept_groups = choices, groups, kept_groups
+        self.k, self.groups, self.kept_groups = k, groups, kept_groups
         self.score, self.renormalize, self.scale = check_score(score), renormalize, scale
         self.form, self.weight_codes = check_form(form), check_weight_codes(weight_codes)
         self.router = nn.Parameter(torch.empty(num_experts, in_features, device=device, dtype=dtype))
         if choice_bias:
             self.register_buffer("choice_bias", torch.zeros(num_experts, dtype=torch.float32, device=device))
-        check_groups(num_experts, choices, groups, kept_groups, "choices")
+        check_groups(num_experts, k, groups, kept_groups)
         self.start()
+
+    @property
+    def choices(self) -> int:
+        """k, by its old name."""
+        return self.k
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """A module that was pickled when k was called choices has k, too."""
+        super().__setstate__({"k": state.get("choices"), **state})
 
     def reset_parameters(self) -> None:
         """Parameters uniform in +-1 / sqrt(their inputs), as torch.nn.Linear's; the bias for choosing 0."""
@@ -137,7 +149,7 @@ class MoE(Experts):
         with torch.autocast(x.device.type, enabled=False):
             logits = nn.functional.linear(x.float(), self.router.float())
         return choose_experts(
-            logits, self.choices, score=self.score, bias=self._buffers.get("choice_bias"), groups=self.groups,
+            logits, self.k, score=self.score, bias=self._buffers.get("choice_bias"), groups=self.groups,
             kept_groups=self.kept_groups, renormalize=self.renormalize, scale=self.scale, replay=replay,
             backend=self.backend,
         )  # fmt: skip
@@ -179,7 +191,7 @@ class MoE(Experts):
         Nothing is computed, and nothing is sent. Raises as `forward` does.
         """
         given = Given(*self.weights, self.of_all_groups("bias1"), self.of_all_groups("bias2"), self.router)
-        rule = RouterRule(self.choices, self.score, self.groups, self.kept_groups, self.renormalize, self.scale)
+        rule = RouterRule(self.k, self.score, self.groups, self.kept_groups, self.renormalize, self.scale)
         return explain_moe(self._tokens(x), given, rule, self._call(), self.adapters is not None)
 
     def _tokens(self, x: Tensor) -> Tensor:
@@ -237,9 +249,9 @@ class MoE(Experts):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        """Shape, choices, form and recipe."""
+        """Shape, k, form and recipe."""
         return (
-            f"{super().extra_repr()}, choices={self.choices}, score={self.score}, form={self.form}, "
+            f"{super().extra_repr()}, k={self.k}, score={self.score}, form={self.form}, "
             f"weight_codes={self.weight_codes}"
             + ("" if self.ep is None else f", rank={self.ep.rank} of {self.ep.ranks}")
         )

@@ -294,8 +294,8 @@ def _check(logits: object, k: object, score: object, bias: object, scale: object
         raise ValueError(f"bias is on {bias.device} and logits on {logits.device}; move it there")
 
 
-def check_groups(experts: int, k: int, groups: int, kept_groups: int, name: str = "k") -> None:
-    """ValueError for groups that do not divide the experts, and for more choices than a token has; `name` of those."""
+def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
+    """ValueError for groups that do not divide the experts, and for more choices than a token has."""
     check_count("groups", groups)
     check_count("kept_groups", kept_groups)
     if experts % groups or kept_groups > groups:
@@ -306,7 +306,7 @@ def check_groups(experts: int, k: int, groups: int, kept_groups: int, name: str 
     available = experts // groups * kept_groups
     if k > available:
         raise ValueError(
-            f"{name} is {k} and a token has {available} of {experts} experts to choose from, as groups is {groups} and "
+            f"k is {k} and a token has {available} of {experts} experts to choose from, as groups is {groups} and "
             f"kept_groups {kept_groups}; give at most that many"
         )
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from octavo import DelayedScaling
+from octavo.renamed import renamed_fields
 from octavo_jax.arrays.checks import check_count
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
@@ -28,21 +29,27 @@ _GROUPING = ("places", "context", "codes")
 """Fields of what is kept that a name leaves out."""
 
 
+@renamed_fields(choices="k")
 @dataclass(frozen=True)
 class MoeShape:
     """The sizes of a MoE layer.
 
-    tokens, choices                                T, and k of each token
+    tokens, k                                      T, and the choices of each token
     experts                                        E
     in_features, hidden_features, out_features     K, F and N; None for in_features
     """
 
     tokens: int
-    choices: int
+    k: int
     experts: int
     in_features: int
     hidden_features: int
     out_features: int | None = None
+
+    @property
+    def choices(self) -> int:
+        """k, by its old name."""
+        return self.k
 
     def check(self) -> None:
         """ValueError for a size that is none."""
@@ -106,8 +113,8 @@ def bytes_kept(
     dtype_name(dtype, "dtype")
     form, weight_codes, on = check_form(form), check_weight_codes(weight_codes), check_weights_on(weights_on)
     name = check_activation(activation)
-    tokens, choices, experts = shape.tokens, shape.choices, shape.experts
-    width, hidden, rows = shape.in_features, shape.hidden_features, tokens * choices
+    tokens, k, experts = shape.tokens, shape.k, shape.experts
+    width, hidden, rows = shape.in_features, shape.hidden_features, tokens * k
 
     sizes: dict[str, int] = {}
 
@@ -122,8 +129,8 @@ def bytes_kept(
         given = Arrays(jnp.zeros((tokens, width), dtype), None, None, wi, wo, None, None, None)
         call = resolved(given, jnp.zeros(experts, jnp.int32), options, rows)
         plan = moe_plan_of(call.mlp, form, weight_codes, on == "output", jnp.dtype(dtype))
-        arrays = MoeArrays(call.arrays.x, jnp.zeros((tokens, choices), jnp.float32), wi, wo, None, None)
-        places = Places(jnp.zeros(rows, jnp.int32), jnp.zeros((tokens, choices), jnp.int32))
+        arrays = MoeArrays(call.arrays.x, jnp.zeros((tokens, k), jnp.float32), wi, wo, None, None)
+        places = Places(jnp.zeros(rows, jnp.int32), jnp.zeros((tokens, k), jnp.int32))
         sizes.update(_sizes(kept_by(plan, arrays, places, call.states, call.context)[1]))
 
     jax.eval_shape(trace)

@@ -54,7 +54,7 @@ def bytes_exchanged(
 ) -> ExchangedBytes:
     """What `moe_mlp(..., ep=, exchange=)` exchanges for one rank's tokens, where x and weights take gradients.
 
-    shape     tokens and choices of the rank, experts of all ranks
+    shape     tokens and k of the rank, experts of all ranks
     ranks     of the group
     choices   [T, k] of the rank's tokens; needed where the exchange has no static buffers
     dtype     of x, w1 and w2, and of the result
@@ -69,7 +69,7 @@ def bytes_exchanged(
     if shape.experts % ranks:
         raise ValueError(f"shape has {shape.experts} experts for {ranks} ranks; give a multiple of {ranks}")
     options = check_exchange(exchange)
-    bounds = options.bounds(shape.tokens, shape.choices, ranks)
+    bounds = options.bounds(shape.tokens, shape.k, ranks)
     if bounds is not None:
         tokens, rows = [bounds.tokens] * ranks, [bounds.pairs] * ranks
     else:
@@ -79,8 +79,8 @@ def bytes_exchanged(
         check_choices("choices", choices, like.to(choices.device) if isinstance(choices, Tensor) else like)
         if choices.is_meta:
             raise ValueError("choices is on meta and has no values to count; give them on a device")
-        if choices.shape[1] != shape.choices:
-            raise ValueError(f"choices has {choices.shape[1]} per token and shape {shape.choices}; give them alike")
+        if choices.shape[1] != shape.k:
+            raise ValueError(f"choices has {choices.shape[1]} per token and shape {shape.k}; give them alike")
         leaves = leaving(choices, shape.experts // ranks, ranks, None)
         assert leaves.row_counts is not None  # of sizes that are read
         tokens, rows = leaves.token_counts.tolist(), leaves.row_counts.tolist()
@@ -97,12 +97,12 @@ def bytes_exchanged(
     away = {
         "signatures": of([HEADER] * ranks, 8),
         "tokens": of(tokens, coded(shape.in_features, "x")),
-        "choices": of(tokens, 8 * shape.choices),
+        "choices": of(tokens, 8 * shape.k),
         "dy": of(tokens, coded(out_features, "dy")),
     }
     back = {
         "y": of(returned, out_features * dtype.itemsize),
         "dx": of(returned, shape.in_features * dtype.itemsize),
-        "dweights": of(tokens, 4 * shape.choices),
+        "dweights": of(tokens, 4 * shape.k),
     }
     return ExchangedBytes(away, back)
