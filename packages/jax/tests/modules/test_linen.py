@@ -242,7 +242,7 @@ def test_dense_general_is_flaxs(rng: np.random.Generator) -> None:
 
     def both(axis: Any, features: Any) -> list[Any]:
         made = []
-        for module in (octavo_linen.DenseGeneral(features, axis), nn.DenseGeneral(features, axis)):
+        for module in (octavo_linen.DenseGeneral(features, axis, recipe=None), nn.DenseGeneral(features, axis)):
             y, variables = module.init_with_output(jax.random.key(0), x)
             made.append((y, variables["params"]))
         return made
@@ -259,14 +259,19 @@ def test_dense_general_is_flaxs(rng: np.random.Generator) -> None:
         assert shapes[0] == shapes[1]
     for bad, sentence in (((1, 1), "name distinct axes"), (4, "name distinct axes"), ((), "axis is empty")):
         with pytest.raises(ValueError, match=sentence):
-            jax.eval_shape(octavo_linen.DenseGeneral(2, bad).init, jax.random.key(0), x)
+            jax.eval_shape(octavo_linen.DenseGeneral(2, bad, recipe=None).init, jax.random.key(0), x)
 
 
 def test_logical_axes_of_every_parameter() -> None:
     """kernel_axes, bias_axes, scale_axes and an MLP's own are what `nn.get_partition_spec` says."""
     x = jnp.ones((2, K))
     norm: Any = octavo_linen.LayerNormDenseGeneral(
-        (N, 3), norm="layer", kernel_axes=("embed", "mlp", None), bias_axes=("mlp", None), scale_axes=("embed",)
+        (N, 3),
+        norm="layer",
+        recipe=None,
+        kernel_axes=("embed", "mlp", None),
+        bias_axes=("mlp", None),
+        scale_axes=("embed",),
     )
     spec = nn.get_partition_spec(jax.eval_shape(norm.init, jax.random.key(0), x))["params"]
     assert spec == {
@@ -276,6 +281,7 @@ def test_logical_axes_of_every_parameter() -> None:
         "norm_bias": P("embed"),
     }
     block: Any = octavo_linen.MoE(
+        recipe=None,
         num_experts=G,
         hidden=4,
         k=1,

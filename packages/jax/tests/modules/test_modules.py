@@ -167,8 +167,8 @@ def test_both_flavours_take_their_sizes_in_one_order() -> None:
 def test_renormalize_has_an_old_name() -> None:
     """`normalize` gives the same module with one warning, in a transformed class, too, and both are refused."""
     new: tuple[Any, ...] = (
-        octavo_linen.MoE(G, F, k=2, renormalize=False),
-        octavo_nnx.MoE(G, K, F, k=2, renormalize=False, rngs=nnx.Rngs(0)),
+        octavo_linen.MoE(G, F, k=2, recipe=None, renormalize=False),
+        octavo_nnx.MoE(G, K, F, k=2, recipe=None, renormalize=False, rngs=nnx.Rngs(0)),
     )
     assert new[0].clone(k=1).renormalize is False
     linen_block: Any = octavo_linen.MoE
@@ -176,9 +176,9 @@ def test_renormalize_has_an_old_name() -> None:
     transformed: Any = nn.remat(octavo_linen.MoE)
     with pytest.warns(DeprecationWarning, match="normalize is called renormalize now") as said:
         old = [
-            linen_block(G, F, k=2, normalize=False),
-            nnx_block(G, K, F, k=2, normalize=False),
-            transformed(G, F, k=2, normalize=False),
+            linen_block(G, F, k=2, normalize=False, recipe=None),
+            nnx_block(G, K, F, k=2, normalize=False, recipe=None),
+            transformed(G, F, k=2, normalize=False, recipe=None),
         ]
     assert [one.filename for one in said] == [__file__] * 3
     assert old[0] == new[0]
@@ -217,7 +217,7 @@ def test_both_flavours_pass_on_what_a_block_keeps(monkeypatch: pytest.MonkeyPatc
 def test_both_flavours_pass_their_room_on(name: str) -> None:
     """A module that dropped it would take all multiprocessors and say nothing; its function refuses what is no Room."""
     linen_module, nnx_module, _, arguments, _, _ = CASES[name]
-    x, how = jnp.ones((M, K)), {"room": 16}
+    x, how = jnp.ones((M, K)), {"room": 16, "recipe": None}
     with pytest.raises(ValueError, match="room is 16; give an octavo_jax"):
         jax.eval_shape(linen_module(**how).init, jax.random.key(0), x, *arguments)
     with pytest.raises(ValueError, match="room is 16; give an octavo_jax"):

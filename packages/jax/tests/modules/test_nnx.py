@@ -219,7 +219,7 @@ def test_logical_axes() -> None:
     """kernel_axes and the others become the parameters' sharding names, which `nnx.get_partition_spec` reads."""
     with nnx.use_eager_sharding(False):
         module = octavo_nnx.LayerNormLinear(
-            K, N, kernel_axes=("embed", "mlp"), bias_axes=("mlp",), scale_axes=("embed",), rngs=nnx.Rngs(0)
+            K, N, recipe=None, kernel_axes=("embed", "mlp"), bias_axes=("mlp",), scale_axes=("embed",), rngs=nnx.Rngs(0)
         )
         spec = nnx.get_partition_spec(nnx.state(module, nnx.Param))
     assert spec["kernel"].get_value() == P("embed", "mlp")

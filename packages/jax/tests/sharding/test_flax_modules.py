@@ -29,7 +29,9 @@ def test_linen_parameters_lie_where_rules_put_logical_axes(mesh_of: Any, rng: np
     """`nn.get_partition_spec` and the rules give every parameter its place at init; the block then trains as on one
     device, each expert on its own, its kernels cut by FSDP on another dimension."""
     x = jnp.asarray(rng.standard_normal((T, WIDTH)), jnp.float32)
-    make: Any = partial(octavo_linen.MoE, num_experts=EXPERTS, k=CHOICES, hidden=HIDDEN, backend=BACKEND, **AXES)
+    make: Any = partial(
+        octavo_linen.MoE, num_experts=EXPERTS, k=CHOICES, hidden=HIDDEN, recipe=None, backend=BACKEND, **AXES
+    )
     module, single = make(sharding=ROLES), make()
     mesh, key = mesh_of(fsdp=2, ep=4), jax.random.key(0)
     abstract = jax.eval_shape(single.init, key, x)

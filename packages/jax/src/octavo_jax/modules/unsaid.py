@@ -10,6 +10,7 @@ from typing import cast
 
 import flax
 
+from octavo import renamed
 from octavo_jax.arrays.recipes import RecipeLike
 
 
@@ -24,8 +25,9 @@ class Unsaid(Enum):
 
 UNSAID = Unsaid.UNSAID
 
-_INSIDE = tuple(str(Path(root).parent) for root in (cast(str, flax.__file__), str(Path(__file__).parent)))
-"""Folders of the code between a module's constructor and the line that calls it."""
+_FLAX, _OURS = Path(cast(str, flax.__file__)).parent, Path(__file__).parents[1]
+_INSIDE = (str(_FLAX), str(_OURS), renamed.__file__, "<")
+"""Files of the code between a module's constructor and the line that calls it."""
 
 
 def recipe_said(module: object, recipe: RecipeLike | Unsaid) -> RecipeLike:
@@ -43,6 +45,6 @@ def recipe_said(module: object, recipe: RecipeLike | Unsaid) -> RecipeLike:
 def _depth() -> int:
     """The `stacklevel`, in `recipe_said`, of the first frame that is neither Flax's nor this package's."""
     depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_INSIDE, "<")):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         depth, frame = depth + 1, frame.f_back
     return depth
