@@ -255,8 +255,9 @@ def test_a_moe_block(mesh: Any, placed: Any, rng: np.random.Generator) -> None:
         assert told.startswith(
             "moe_mlp: wo [8, 32, 64] is placed as P('ep', 'fsdp', None) and sharding needs P('ep', None"
         )
-        with pytest.warns(MoveWarning, match=re.escape(told)):
+        with pytest.warns(MoveWarning, match=re.escape(told)) as said:
             block(a)
+        assert [one.filename for one in said] == [__file__], "not that of who takes old names"
 
 
 def test_roles_without_a_mesh(rng: np.random.Generator) -> None:
