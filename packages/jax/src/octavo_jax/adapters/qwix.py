@@ -91,5 +91,14 @@ class RecipeProvider(qwix.QtProvider):  # type: ignore[misc]
 
     def get_intercept_map(self) -> dict[str, Callable[..., Any]]:
         """qwix's own, and our public functions as themselves: inside of what it replaced qwix intercepts nothing."""
-        ours = {f"{function.__module__}.{function.__name__}": function for function in _OURS}
-        return {**super().get_intercept_map(), **ours}
+        return {**super().get_intercept_map(), **dict(map(_where_it_runs, _OURS))}
+
+
+def _where_it_runs(function: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    """A function by the path at which qwix finds its code, which it replaces for everybody who has imported it.
+
+    It replaces no closure's, so of a function that takes old names of its arguments this is what the closure calls.
+    """
+    path = f"{function.__module__}.{function.__name__}"
+    inner = getattr(function, "__wrapped__", None)
+    return (path, function) if inner is None else (f"{path}.__wrapped__", inner)
