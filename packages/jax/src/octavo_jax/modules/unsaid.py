@@ -6,7 +6,6 @@ import sys
 import warnings
 from enum import Enum
 from pathlib import Path
-from typing import cast
 
 import flax
 
@@ -25,7 +24,7 @@ class Unsaid(Enum):
 
 UNSAID = Unsaid.UNSAID
 
-_FLAX, _OURS = Path(cast(str, flax.__file__)).parent, Path(__file__).parents[1]
+_FLAX, _OURS = Path(flax.__file__).parent, Path(__file__).parents[1]
 _INSIDE = (str(_FLAX), str(_OURS), renamed.__file__, "<")
 """Files of the code between a module's constructor and the line that calls it."""
 
