@@ -94,11 +94,10 @@ def compare(rows: list[dict[str, Any]], name: str) -> None:
             ("over_first", theirs.get(rows[0]["optimizer"])),
         ):
             if base is not None:
-                row[key] = {"tokens_per_second": round(base["step_ms"] / row["step_ms"], 4)} | {
-                    name: round(row[of] / base[of], 4)
-                    for name, of in (("experts_ms",) * 2, ("experts_share",) * 2, ("peak", "peak_bytes"))
-                    if row.get(of)
-                }
+                row[key] = {"tokens_per_second": round(base["step_ms"] / row["step_ms"], 4)}
+                for name in ("experts_ms", "experts_share", "peak_bytes"):
+                    if row.get(name):
+                        row[key][name.removesuffix("_bytes")] = round(row[name] / base[name], 4)
     for row in rows:
         if row["optimizer"] == name:
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

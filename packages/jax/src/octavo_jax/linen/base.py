@@ -14,14 +14,15 @@ from jax.typing import DTypeLike
 
 from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo.unsaid import UNSAID, Unsaid
 from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.kept_states import taken_before, undifferentiated_state
+from octavo_jax.modules.recipe_said import recipe_said
 from octavo_jax.modules.states import State, fresh_state, update_states
-from octavo_jax.modules.unsaid import UNSAID, Unsaid, recipe_said
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Norm

@@ -15,13 +15,14 @@ from jax.typing import DTypeLike
 
 from octavo import DelayedScaling
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo.unsaid import UNSAID, Unsaid
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.kept_states import is_traced, recorded, undifferentiated_state
+from octavo_jax.modules.recipe_said import recipe_said
 from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
-from octavo_jax.modules.unsaid import UNSAID, Unsaid, recipe_said
 from octavo_jax.nnx.whole_signature import all_parameters
 from octavo_jax.sharding.axes import MeshAxes
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +40,7 @@ from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.arrays.host import is_on_host
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.scaling.summed_states import SUMMED, UNUSED, is_argument_of_gradient, unsummed
+from octavo_jax.scaling.summed_states import SUMMED, UNUSED, is_argument_of_gradient, is_unused, unsummed
 
 
 @exportable
@@ -117,7 +116,7 @@ def check_state_arrays(state: object) -> None:
         if is_on_host(one.scale):
             if bool(np.isnan(one.scale).any()):
                 raise ValueError(f"state.{operand}.scale holds NaN: {SUMMED}")
-            if bool(_is_unused(np.asarray(one.history), np.asarray(one.scale)).any()):
+            if bool(is_unused(np.asarray(one.history), np.asarray(one.scale)).any()):
                 raise ValueError(f"state.{operand}.scale holds 0, which no scale is: {UNUSED}")
 
 
@@ -130,12 +129,6 @@ def check_history(state: DelayedState, recipe: DelayedScaling) -> None:
                 f"state.{operand} remembers {steps} steps and the recipe has history={recipe.history}; make the state "
                 "with octavo_jax.init_delayed(recipe, groups), or give the recipe that it was made for"
             )
-
-
-def _is_unused(history: Any, scale: Any) -> Any:
-    """bool [G], of values or of their bits: the zeros that JAX's gradient of an unused state is. A state that recorded
-    nothing has another scale, and one whose scale is as small as that has recorded something."""
-    return (scale == 0) & (history == 0).all(axis=-2)
 
 
 def amax_of(x: Array, group_sizes: Array | None) -> Array:
@@ -230,7 +223,7 @@ def _updated(
     rolled = jnp.roll(bits, -1, axis=0).at[-1].set(last).at[0].set(0)
     scale = jnp.minimum(fp32.divide(fp32.constant(top), amax), fp32.LARGEST)
     known = fp32.is_finite(amax) & (amax != 0) & (last != 0)
-    unused = _is_unused(bits, fp32.as_bits(state.scale))
+    unused = is_unused(bits, fp32.as_bits(state.scale))
     before = jnp.where(unused, fp32.as_bits(jnp.float32(jnp.nan)), fp32.as_bits(state.scale))
     return ScalingHistory(
         fp32.as_float(jnp.where(last != 0, rolled, bits)), fp32.as_float(jnp.where(known, scale, before))

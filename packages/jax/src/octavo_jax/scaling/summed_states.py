@@ -47,6 +47,12 @@ def is_argument_of_gradient(leaf: object) -> bool:
     return bool(in_reverse) and getattr(getattr(leaf, "tangent", None), "parent", leaf) is None
 
 
+def is_unused(history: Any, scale: Any) -> Any:
+    """bool [..., G], of values or of their bits: the zeros that JAX's gradient of an unused state is. A state that
+    recorded nothing has another scale, and one whose scale is as small as that has recorded something."""
+    return (scale == 0) & (history == 0).all(axis=-2)
+
+
 @jax.custom_vjp
 def unsummed(histories: Histories) -> Histories:
     """`histories` of the operands of a layer, each with arrays `history` [..., H, G] and `scale` [..., G].
@@ -88,7 +94,7 @@ def _is_multiple(value: Array, of: Array) -> Array:
 
 @jax.jit
 def _told(before: Any, after: Any, summed: Array) -> Any:
-    unused = (after.scale == 0) & jnp.all(after.history == 0, axis=-2)
+    unused = is_unused(after.history, after.scale)
     scale = jnp.where(unused, before.scale, after.scale)
     history = jnp.where(jnp.expand_dims(unused, -2), before.history, after.history)
     running = jnp.where(summed, jnp.nan, history[..., 0, :])

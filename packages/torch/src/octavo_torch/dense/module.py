@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from octavo import Recipe
+from octavo.unsaid import UNSAID, Unsaid
 from octavo_registry.dispatch.layer_plan import LayerPlan
 from octavo_torch.arrays.leading import LeadingAxes
 from octavo_torch.arrays.per_group import Weights
@@ -22,7 +23,7 @@ from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.quantized_operands import quantize_input
 from octavo_torch.linear.weights import QuantizedWeight
-from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, Unsaid
+from octavo_torch.scaling.recipe_module import ModuleOptions
 
 
 class Linear(LinearModule, nn.Linear):

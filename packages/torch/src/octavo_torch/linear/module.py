@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo import Recipe
+from octavo.unsaid import UNSAID, Unsaid
 from octavo_registry.dispatch.layer_plan import LayerPlan
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.sizes import GroupSizes
@@ -20,7 +21,7 @@ from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.quantized_operands import code_weights, quantize_input
 from octavo_torch.linear.weights import QuantizedWeight
-from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, Unsaid
+from octavo_torch.scaling.recipe_module import ModuleOptions
 
 
 class GroupedLinear(LinearModule):

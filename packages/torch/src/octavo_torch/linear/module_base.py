@@ -141,7 +141,3 @@ class LinearModule(RecipeModule):
             unchanged=unchanged,
             record=self.training,
         )
-
-    def __getstate__(self) -> dict[str, object]:
-        """Everything but the resolved layers: bound functions stay in their process."""
-        return {**self.__dict__, "_layers": Layers()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo import Recipe
+from octavo.unsaid import UNSAID, Unsaid
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.room import Room
@@ -18,7 +19,7 @@ from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.experts import Experts, QuantizedWeights
 from octavo_torch.mlp.plan import MlpPlan
-from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, Unsaid
+from octavo_torch.scaling.recipe_module import ModuleOptions
 
 
 class GroupedMLP(Experts):

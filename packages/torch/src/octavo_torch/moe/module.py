@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from octavo import Recipe
 from octavo.renamed import renamed_arguments
 from octavo.router import RouterRule
+from octavo.unsaid import UNSAID, Unsaid
 from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.operands import check_layout
@@ -29,7 +30,7 @@ from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.permutation import through_rows
 from octavo_torch.moe.router import Choice, check_groups, check_scale, check_score, choose_experts
-from octavo_torch.scaling.recipe_module import UNSAID, ModuleOptions, Unsaid
+from octavo_torch.scaling.recipe_module import ModuleOptions
 
 
 class MoE(Experts):

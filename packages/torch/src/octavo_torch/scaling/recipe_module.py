@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,6 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from octavo import Recipe
+from octavo.unsaid import UNSAID, Unsaid, without_recipe
 from octavo_torch.arrays.checks import brief, check_count, check_flag, check_module, known_backends
 from octavo_torch.arrays.group_parameters import GroupParameters, PerGroup, kinds_per_group
 from octavo_torch.arrays.per_group import Weights
@@ -28,18 +28,6 @@ from octavo_torch.scaling.seeds import SeedCounter, check_base_seed
 from octavo_torch.scaling.unused_amax import UnusedAmax
 from octavo_torch.wgrad.main_grad import MainGrad, check_mode
 from octavo_torch.wgrad.postponed import DelayedWgrad
-
-
-class Unsaid(Enum):
-    """The default of an argument that is better given."""
-
-    UNSAID = "not given"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-UNSAID = Unsaid.UNSAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +103,7 @@ class RecipeModule(GroupParameters):
         self.main_grad, self.room = options.main_grad, options.room
         of_codes = recipe_of_parameters()
         if options.recipe is UNSAID and of_codes is None:
-            warnings.warn(
-                f"{type(self).__name__} was created without a recipe and computes in high precision; give one, such as "
-                "recipe='mxfp8', or recipe=None if that is intended",
-                stacklevel=self._depth,
-            )
+            warnings.warn(without_recipe(self), stacklevel=self._depth)
         self.recipe = recipe_of(of_codes if isinstance(options.recipe, Unsaid) else options.recipe)
         self.weights_as_codes = of_codes is not None and self.recipe == of_codes
         # a recipe's properties are Python calls, too slow for every forward

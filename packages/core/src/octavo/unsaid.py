@@ -1,0 +1,25 @@
+"""A recipe that nobody gave to a module, which then computes in high precision and says so in each framework."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Unsaid(Enum):
+    """The default of an argument that is better given."""
+
+    UNSAID = "not given"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+UNSAID = Unsaid.UNSAID
+
+
+def without_recipe(module: object) -> str:
+    """What a module of this class warns of."""
+    return (
+        f"{type(module).__name__} was created without a recipe and computes in high precision; give one, such as "
+        "recipe='mxfp8', or recipe=None if that is intended"
+    )
