@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import getpass
 import importlib.util
 import os
 import re
@@ -97,3 +98,35 @@ def test_sessions_share_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         packages = sysconfig.get_path("purelib", vars={"base": str(venv)})
         files.add(Path(importlib.util.cache_from_source(f"{packages}/torch/__init__.py")).resolve())
     assert len(files) == 1
+
+
+LATE = """
+import os
+
+remove = os.rmdir
+
+def rmdir(path, **options):
+    if "garbage-" in str(path):
+        raise OSError(39, "Directory not empty", path)
+    remove(path, **options)
+
+os.rmdir = rmdir
+
+def test_has_a_folder(tmp_path):
+    pass
+"""
+
+
+def test_sessions_beside_each_other_may_delete_the_same_old_folders(tmp_path: Path) -> None:
+    """pytest deletes what earlier runs left. A session lost against another one, and failed with every test passed."""
+    old = tmp_path / f"pytest-of-{getpass.getuser()}" / "garbage-of-an-earlier-run"
+    old.mkdir(parents=True, mode=0o700)
+    old.parent.chmod(0o700)
+    (tmp_path / "test_late.py").write_text(LATE)
+    command = (sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider")
+    environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(tmp_path), "PYTEST_ADDOPTS": ""}
+    run = subprocess.run(
+        (*command, str(tmp_path / "test_late.py")), env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert list(old.parent.glob("garbage-*")), "pytest deleted the folder, so this test shows nothing"
