@@ -5,12 +5,13 @@ Type checkers and `help` know the new name alone.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from typing import ParamSpec, TypeVar
+
+from octavo.caller import stacklevel_of_caller
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -36,7 +37,7 @@ def renamed_arguments(**names: str) -> Callable[[Callable[P, Result]], Callable[
                 warnings.warn(
                     f"{old} is called {new} now; give {new}, for a later release will not know {old}",
                     DeprecationWarning,
-                    stacklevel=_calls_to_the_user(),
+                    stacklevel=stacklevel_of_caller(),
                 )
                 given[new] = given.pop(old)
             return function(*args, **given)
@@ -54,11 +55,3 @@ def renamed_fields(**names: str) -> Callable[[Kind], Kind]:
         return kind
 
     return decorate
-
-
-def _calls_to_the_user() -> int:
-    """The caller's stacklevel of the line that called it: flax makes its modules in frames of its own."""
-    level, frame = 2, sys._getframe(2)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("flax."):
-        level, frame = level + 1, frame.f_back
-    return level

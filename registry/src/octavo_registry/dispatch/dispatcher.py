@@ -11,6 +11,7 @@ from typing import Any
 import pluggy
 
 from octavo import NoBackendError, Recipe
+from octavo.caller import stacklevel_of_caller
 from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import QUANTIZERS
@@ -313,7 +314,7 @@ class Dispatcher:
         """One FallbackWarning for each installed backend that cannot run and would have served on an accelerator."""
         for name, message in fallbacks(plans, self.records, preference):
             if (FallbackWarning, name) not in self._announced:
-                warnings.warn(message, FallbackWarning, stacklevel=2)
+                warnings.warn(message, FallbackWarning, stacklevel=stacklevel_of_caller())
                 # where warnings are errors, the next plan is one as well
                 self._announced[FallbackWarning, name] = None
 

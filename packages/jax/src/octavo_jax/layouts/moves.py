@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from octavo import renamed
+from octavo.caller import Place
 from octavo_jax.layouts.shares import (
     Entries,
     MeshShape,
@@ -33,14 +29,6 @@ class MoveWarning(UserWarning):
     `warnings.filterwarnings("error", category=octavo_jax.MoveWarning)` makes an error of it, as
     `octavo_jax.MeshAxes(moves="error")` does.
     """
-
-
-@dataclass(frozen=True)
-class Place:
-    """A line of the caller's program."""
-
-    file: str
-    line: int
 
 
 class Called(NamedTuple):
@@ -147,21 +135,3 @@ def tell(move: Move, policy: Policy, place: Place) -> None:
         raise ValueError(move.sentence)
     if policy == "warn":
         warnings.warn_explicit(move.sentence, MoveWarning, place.file, place.line, registry=_said)
-
-
-_INNER = (
-    *(f"{Path(sys.modules[name].__file__ or '').parent}/" for name in ("octavo_jax", "jax")),
-    contextlib.__file__,  # of JAX's decorators
-    renamed.__file__,  # of ours
-)
-
-
-def place_of_caller() -> Place:
-    """The line that called into this package, past flax's and JAX's own frames."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_INNER, "<")) and "/flax/" not in file:
-            return Place(file, frame.f_lineno)
-        frame = frame.f_back
-    return Place("<unknown>", 0)

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeVar
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from octavo.caller import Place, place_of_caller
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.layouts.moves import Place, place_of_caller
 from octavo_jax.layouts.observer import observed
 from octavo_jax.linear.operands import Context, GemmOperand
 from octavo_jax.sharding import specs

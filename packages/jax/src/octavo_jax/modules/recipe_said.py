@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from octavo.caller import place_of_caller
 from octavo.unsaid import Unsaid, without_recipe
 from octavo_jax.arrays.recipes import RecipeLike
-from octavo_jax.layouts.moves import place_of_caller
 
 _said: dict[Any, Any] = {}  # as a module's __warningregistry__, for Python's rule of one warning per place
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from octavo_jax.layouts.moves import place_of_caller
+from octavo.caller import place_of_caller
 from octavo_jax.layouts.observer import observed_beside
 from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import shared_states

@@ -13,6 +13,7 @@ import jax
 from jax import Array
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
+from octavo.caller import stacklevel_of_caller
 from octavo_jax.scaling.delayed_state import DelayedState
 
 
@@ -30,7 +31,7 @@ def _watched(state: Any, arrays: Any) -> tuple[DelayedState, None]:
             "overwrite it with the result and update it once per step: octavo_jax.update_delayed for functions, "
             "nnx.DiffState(0, nnx.Any(nnx.Param, octavo_jax.nnx.ScalingState)) for nnx modules, the collection "
             "octavo_jax.linen.STATE_COLLECTION for linen modules",
-            stacklevel=2,
+            stacklevel=stacklevel_of_caller(),
         )
     values: DelayedState = custom_vjp_primal_tree_values(state)  # type: ignore[no-untyped-call]
     return values, None

@@ -9,7 +9,8 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
-from octavo_jax.layouts.moves import Called, Place, Wanted
+from octavo.caller import Place
+from octavo_jax.layouts.moves import Called, Wanted
 from octavo_jax.layouts.shares import MeshShape, entries_of
 from octavo_jax.sharding.axes import ROLES, MeshAxes
 from octavo_jax.sharding.placement import Placement, mesh_of

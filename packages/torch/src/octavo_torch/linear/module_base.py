@@ -36,7 +36,6 @@ class LinearModule(RecipeModule):
     out_features: int
     weight: nn.Parameter
     bias: nn.Parameter | None
-    _depth = 4  # one more: __init__ of this class
 
     def __init__(
         self,

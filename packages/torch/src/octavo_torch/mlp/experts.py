@@ -43,7 +43,6 @@ class Experts(RecipeModule):
     weight2: nn.Parameter
     bias1: nn.Parameter | None
     bias2: nn.Parameter | None
-    _depth = 4  # one more: __init__ of this class
 
     def __init__(
         self,

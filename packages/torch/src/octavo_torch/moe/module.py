@@ -47,7 +47,6 @@ class MoE(Experts):
     router: nn.Parameter
     choice_bias: Tensor
     _fp32_buffers = (*Experts._fp32_buffers, "choice_bias")
-    _depth = 5  # two more: __init__ of this class, and who takes the old name of k
 
     @renamed_arguments(choices="k")
     def __init__(

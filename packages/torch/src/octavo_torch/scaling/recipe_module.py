@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from octavo import Recipe
+from octavo.caller import stacklevel_of_caller
 from octavo.unsaid import UNSAID, Unsaid, without_recipe
 from octavo_torch.arrays.checks import brief, check_count, check_flag, check_module, known_backends
 from octavo_torch.arrays.group_parameters import GroupParameters, PerGroup, kinds_per_group
@@ -71,7 +72,6 @@ class RecipeModule(GroupParameters):
     main_grad: MainGrad | None = None
     delayed_wgrad: DelayedWgrad | None = None
     room: Room | None = None
-    _depth = 3  # calls from a warning of __init__ up to the user's line
     _fp32_buffers: ClassVar[tuple[str, ...]] = ("amax_history", "encode_scale")
     """Those that casting the module leaves float32, with their bits."""
     probes: tuple[Probe, ...] = ()
@@ -103,7 +103,7 @@ class RecipeModule(GroupParameters):
         self.main_grad, self.room = options.main_grad, options.room
         of_codes = recipe_of_parameters()
         if options.recipe is UNSAID and of_codes is None:
-            warnings.warn(without_recipe(self), stacklevel=self._depth)
+            warnings.warn(without_recipe(self), stacklevel=stacklevel_of_caller())
         self.recipe = recipe_of(of_codes if isinstance(options.recipe, Unsaid) else options.recipe)
         self.weights_as_codes = of_codes is not None and self.recipe == of_codes
         # a recipe's properties are Python calls, too slow for every forward

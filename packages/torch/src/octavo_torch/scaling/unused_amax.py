@@ -6,6 +6,7 @@ import warnings
 
 from torch import Tensor, nn
 
+from octavo.caller import stacklevel_of_caller
 from octavo_torch.uncounted_steps import watch
 
 STEPS = 8
@@ -41,5 +42,5 @@ class UnusedAmax:
                     f"{type(module).__name__} has recorded amax over {STEPS} changes of its weight, and no scale was "
                     "computed from it: delayed scaling still quantizes with the scales of before; call "
                     "octavo_torch.update_scales(model) after each optimizer step",
-                    stacklevel=3,
+                    stacklevel=stacklevel_of_caller(),
                 )
