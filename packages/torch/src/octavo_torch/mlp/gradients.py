@@ -119,108 +119,14 @@ def check_whole(freed: bool) -> None:
 
 def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradients:
     """The gradients that are needed."""
-    plan = call.plan
-    fc1, fc2 = plan.fc1, plan.fc2
-    sizes, probs = operands.sizes, operands.probs
-    need_x, need_w1, need_w2, need_p, need_b1, need_b2, need_s2, need_later = needs
-    need_w1, need_w2 = (
-        need or (need_later and layer.target is not None and layer.target.store is not None)
-        for need, layer in ((need_w1, call.fc1), (need_w2, call.fc2))
-    )
-    dw1 = dw2 = dp = db1 = db2 = ds2 = None
-    dx: Callable[[], Tensor] | None = None
-    seed1 = seed2 = None
-    before_activation = need_x or need_w1 or need_p or need_b1
-    rounds = need_w2 or before_activation
-    reads_dy = (before_activation and not fc2.quantized_dgrad) or (need_w2 and not fc2.quantized_wgrad)
-    needs_rows = not rounds or need_b2 or need_s2 or call.fc2.probe is not None
-    if rounds and (fc1.needs_seed or fc2.needs_seed):
-        seed1, seed2 = call.draw(SeedCounter.take)
-    h: Tensor | None = None
-    a: Matrix | None = None
-    if rounds and operands.awaits_dy:
-        h = operands.h()
-        a = operands.a(h, seed2) if need_w2 else None
-    dy_codes = None if needs_rows or reads_dy else operands.dy_codes
-    dy_tokens = None if needs_rows or fc2.quantize_dy is not None else operands.dy_tokens
-    dy = operands.dy() if dy_codes is None and dy_tokens is None else None
-    if dy is not None and need_x and call.grad_input is not None:
-        check_grad_input(call.grad_input, dy)
-    if dy is not None and dy.dtype is not fc2.row_dtype:
-        dy = dy.to(fc2.row_dtype)
-    if dy is not None and (need_b2 or need_s2):
-        bias2, scales2 = operands.bias2, operands.bias2_scales
-        db2, ds2 = bias_gradients(fc2, dy, sizes, bias2, scales2, need_bias=need_b2, need_scales=need_s2)
-    if not rounds:
-        return Gradients(None, dw1, dw2, dp, db1, db2, ds2)
-    # what is read no more is given up before the next array is made: the peak of a step is here
-    codes: Rows
-    values: Rows
-    if dy is not None:
-        codes = _as_read(call.fc2, dy, seed2)
-        values = dy if reads_dy else codes
-    elif dy_tokens is not None:
-        values = codes = dy_tokens()
-    else:
-        assert dy_codes is not None  # the other half of the choice above
-        values = codes = dy_codes(seed2)
-    del dy
-    h = operands.h() if h is None else h
-    # the pass that makes h's gradient makes the activation again, beside it, where dy takes no room until then
-    stays = dy_tokens is not None or operands.holds_dy
-    makes_both = plan.dact.without_codes is not None and (need_x or need_w1 or need_b1)
-    reads_values = need_w2 and a is None and not fc2.quantized_wgrad
-    dy_of_w2 = values if reads_values and makes_both and stays else None
-    if need_w2 and dy_of_w2 is None:
-        a = operands.a(h, seed2) if a is None else a
-        dw2 = _gradient_of_w2(call, operands, a, codes if fc2.quantized_wgrad else values)
-        del a
-    if before_activation:
-        assert fc2.dgrad is not None  # a layer whose dx is needed
-        da = fc2.dgrad(codes if fc2.quantized_dgrad else values, operands.w2(), sizes)
-        operands.done_with("w2")
-        values = codes = da
-        if not (need_x or need_w1 or need_b1):
-            dp = probs_gradient(da, h, plan.activation)
-        else:
-            grads = _gradient_of_h(call, da, h, probs, seed1, need_b1, need_p, need_forward=dy_of_w2 is not None)
-            db1, dp = grads.bias, grads.probs
-            del values, codes, da
-            if dy_of_w2 is not None:
-                a, grads = grads.forward, grads._replace(forward=None)
-                a = operands.a(h, seed2) if a is None else a
-            del h
-            operands.done_with("h")
-            if dy_of_w2 is not None:
-                assert a is not None  # made above
-                dw2 = _gradient_of_w2(call, operands, a, dy_of_w2)
-                del a
-            if need_x:
-                assert fc1.dgrad is not None  # a layer whose dx is needed
-                w1 = operands.w1()
-                dh = grads.codes if fc1.quantized_dgrad else grads.h
-                assert dh is not None  # a GEMM reads it
-                dx = operands.of_x(fc1.dgrad(dh, w1, sizes, out=call.grad_input))
-                del w1, dh
-                operands.done_with("w1")
-            if need_w1:
-                assert fc1.wgrad is not None  # a layer whose dw is needed
-                dh = grads.codes if fc1.quantized_wgrad else grads.h
-                assert dh is not None  # a GEMM reads it
-                dw1 = weight_gradient(call.fc1, fc1.wgrad, operands.x(), dh, sizes, call)
-                if not is_postponed(call.fc1):
-                    operands.done_with("x")
-            if db1 is not None and call.block:
-                db1 = from_halves(db1, call.block)
-    return Gradients(None if dx is None else dx(), dw1, dw2, dp, db1, db2, ds2)
-
-
-def _gradient_of_w2(call: MlpCall, operands: BackwardOperands, a: Matrix, dy: Rows) -> Tensor | None:
-    assert call.plan.fc2.wgrad is not None  # a layer whose dw is needed
-    made = weight_gradient(call.fc2, call.plan.fc2.wgrad, a, dy, operands.sizes, call)
-    if not is_postponed(call.fc2):
-        operands.done_with("a")
-    return made
+    backward = _Backward(call, needs, operands)
+    backward.read_dy()
+    if backward.multiplies:
+        backward.second_layer()
+    if backward.before_activation:
+        backward.first_layer()
+    dx = backward.dx
+    return Gradients(None if dx is None else dx(), **backward.found)
 
 
 def _as_read(call: Call, dy: Tensor, seed: DrawnSeed) -> Matrix:
@@ -249,33 +155,154 @@ class _BeforeActivation(NamedTuple):
     forward: Tensor | None = None
 
 
-def _gradient_of_h(
-    call: MlpCall,
-    da: Tensor,
-    h: Tensor,
-    probs: Tensor | None,
-    seed: DrawnSeed,
-    need_bias: bool,
-    need_probs: bool,
-    need_forward: bool,
-) -> _BeforeActivation:
-    plan, quantize = call.plan, call.plan.fc1.quantize_dy
-    watched = call.fc1.probe
-    if plan.dact.run is not None:
-        names = (("dbias", need_bias), ("dprobs", need_probs), ("forward", need_forward))
-        extras = (*values_for(watched), *[name for name, needed in names if needed])
-        codes, computed = run_fused(call.fc1, plan.dact, "dy", (da, h), probs, seed, extras=extras)
+class _Backward:
+    """One backward, in steps. What no later step reads is given up before the next array is made: the peak of a
+    training step is here.
+
+    codes, values   dy as quantized GEMMs read it, and as those in high precision do
+    dy_of_w2        dy for a wgrad that waits for the activation's gradient; None where it does not wait
+    h, a            fc1's result, and the activation as fc2's wgrad reads it
+    da              the activation's gradient
+    found, dx       gradients by their names in `Gradients`, and what waits for that of x
+    """
+
+    codes: Rows
+    values: Rows
+    da: Tensor
+    dy_of_w2: Rows | None
+
+    def __init__(self, call: MlpCall, needs: Needs, operands: BackwardOperands) -> None:
+        self.call, self.operands = call, operands
+        self.needs = needs = needs._replace(
+            w1=needs.w1 or (needs.later and is_postponed(call.fc1)),
+            w2=needs.w2 or (needs.later and is_postponed(call.fc2)),
+        )
+        self.reads_dh = needs.x or needs.w1 or needs.bias1
+        self.before_activation = self.reads_dh or needs.probs
+        self.multiplies = needs.w2 or self.before_activation
+        self.h: Tensor | None = None
+        self.a: Matrix | None = None
+        self.dx: Callable[[], Tensor] | None = None
+        self.found: dict[str, Tensor | None] = {}
+        self.seed1: DrawnSeed = None
+        self.seed2: DrawnSeed = None
+        self.dy_stays = operands.holds_dy
+        if self.multiplies and (call.plan.fc1.needs_seed or call.plan.fc2.needs_seed):
+            self.seed1, self.seed2 = call.draw(SeedCounter.take)
+
+    def read_dy(self) -> None:
+        """Set codes and values; where they are not made of rows, dy's rows are never there."""
+        fc2, operands, needs = self.call.plan.fc2, self.operands, self.needs
+        if self.multiplies and operands.awaits_dy:
+            self.h = operands.h()
+            self.a = operands.a(self.h, self.seed2) if needs.w2 else None
+        reads_dy = (self.before_activation and not fc2.quantized_dgrad) or (needs.w2 and not fc2.quantized_wgrad)
+        of_bias = needs.bias2 or needs.bias2_scales
+        if self.multiplies and not of_bias and self.call.fc2.probe is None:
+            if fc2.quantize_dy is None and operands.dy_tokens is not None:
+                self.codes = self.values = operands.dy_tokens()
+                self.dy_stays = True
+                return
+            if not reads_dy and operands.dy_codes is not None:
+                self.codes = self.values = operands.dy_codes(self.seed2)
+                return
+        dy = operands.dy()
+        if needs.x and self.call.grad_input is not None:
+            check_grad_input(self.call.grad_input, dy)
+        if dy.dtype is not fc2.row_dtype:
+            dy = dy.to(fc2.row_dtype)
+        if of_bias:
+            bias2, scales2 = operands.bias2, operands.bias2_scales
+            self.found["bias2"], self.found["bias2_scales"] = bias_gradients(
+                fc2, dy, operands.sizes, bias2, scales2, need_bias=needs.bias2, need_scales=needs.bias2_scales
+            )
+        if self.multiplies:
+            self.codes = _as_read(self.call.fc2, dy, self.seed2)
+            self.values = dy if reads_dy else self.codes
+
+    def second_layer(self) -> None:
+        """fc2's wgrad, or what it needs later, and its dgrad."""
+        fc2, needs, operands = self.call.plan.fc2, self.needs, self.operands
+        self.h = operands.h() if self.h is None else self.h
+        # the pass that makes h's gradient makes the activation again, beside it, where dy takes no room until then
+        makes_both = self.call.plan.dact.without_codes is not None and self.reads_dh
+        reads_values = needs.w2 and self.a is None and not fc2.quantized_wgrad
+        self.dy_of_w2 = self.values if reads_values and makes_both and self.dy_stays else None
+        if needs.w2 and self.dy_of_w2 is None:
+            self.a = operands.a(self.h, self.seed2) if self.a is None else self.a
+            self._multiply_w2(self.codes if fc2.quantized_wgrad else self.values)
+        if self.before_activation:
+            assert fc2.dgrad is not None  # a layer whose dx is needed
+            dy = self.codes if fc2.quantized_dgrad else self.values
+            self.da = fc2.dgrad(dy, operands.w2(), operands.sizes)
+            operands.done_with("w2")
+        del self.codes, self.values
+
+    def first_layer(self) -> None:
+        """The activation's gradient, fc2's wgrad where it waited for that, and fc1's dgrad and wgrad."""
+        call, operands = self.call, self.operands
+        assert self.h is not None  # read by the second layer
+        if not self.reads_dh:
+            self.found["probs"] = probs_gradient(self.da, self.h, call.plan.activation)
+            return
+        dh = self._gradient_of_h(self.h)
+        del self.da
+        self.found |= {"bias1": dh.bias, "probs": dh.probs}
+        if self.dy_of_w2 is not None:
+            self.a = operands.a(self.h, self.seed2) if dh.forward is None else dh.forward
+            dh = dh._replace(forward=None)
+        self.h = None
+        operands.done_with("h")
+        if self.dy_of_w2 is not None:
+            self._multiply_w2(self.dy_of_w2)
+        self._multiply_w1(dh)
+        if dh.bias is not None and call.block:
+            self.found["bias1"] = from_halves(dh.bias, call.block)
+
+    def _multiply_w2(self, dy: Rows) -> None:
+        fc2 = self.call.plan.fc2
+        assert fc2.wgrad is not None  # a layer whose dw is needed
+        assert self.a is not None  # made just before
+        self.found["w2"] = weight_gradient(self.call.fc2, fc2.wgrad, self.a, dy, self.operands.sizes, self.call)
+        self.a = None
+        if not is_postponed(self.call.fc2):
+            self.operands.done_with("a")
+
+    def _multiply_w1(self, dh: _BeforeActivation) -> None:
+        call, operands, fc1 = self.call, self.operands, self.call.plan.fc1
+        if self.needs.x:
+            assert fc1.dgrad is not None  # a layer whose dx is needed
+            w1, read = operands.w1(), dh.codes if fc1.quantized_dgrad else dh.h
+            assert read is not None  # a GEMM reads it
+            self.dx = operands.of_x(fc1.dgrad(read, w1, operands.sizes, out=call.grad_input))
+            del w1, read
+            operands.done_with("w1")
+        if self.needs.w1:
+            assert fc1.wgrad is not None  # a layer whose dw is needed
+            read = dh.codes if fc1.quantized_wgrad else dh.h
+            assert read is not None  # a GEMM reads it
+            self.found["w1"] = weight_gradient(call.fc1, fc1.wgrad, operands.x(), read, operands.sizes, call)
+            if not is_postponed(call.fc1):
+                operands.done_with("x")
+
+    def _gradient_of_h(self, h: Tensor) -> _BeforeActivation:
+        call, needs, plan, da = self.call, self.needs, self.call.plan, self.da
+        quantize, watched, probs = plan.fc1.quantize_dy, call.fc1.probe, self.operands.probs
+        if plan.dact.run is not None:
+            names = (("dbias", needs.bias1), ("dprobs", needs.probs), ("forward", self.dy_of_w2 is not None))
+            extras = (*values_for(watched), *[name for name, needed in names if needed])
+            codes, computed = run_fused(call.fc1, plan.dact, "dy", (da, h), probs, self.seed1, extras=extras)
+            if watched is not None:
+                assert computed.activated is not None  # asked for
+                watched.record("dy", computed.activated, call.sizes, call.fc1.state)
+            dp = computed.dprobs
+            if needs.probs and dp is None:
+                dp = probs_gradient(da, h, plan.activation)
+            values = computed.activated if plan.dact.array else None
+            return _BeforeActivation(values, codes, computed.dbias, dp, computed.forward)
+        dh = activate_gradient(da, h, probs, plan.activation)
         if watched is not None:
-            assert computed.activated is not None  # asked for
-            watched.record("dy", computed.activated, call.sizes, call.fc1.state)
-        dp = computed.dprobs
-        if need_probs and dp is None:
-            dp = probs_gradient(da, h, plan.activation)
-        values = computed.activated if plan.dact.array else None
-        return _BeforeActivation(values, codes, computed.dbias, dp, computed.forward)
-    dh = activate_gradient(da, h, probs, plan.activation)
-    if watched is not None:
-        watched.record("dy", dh, call.sizes, call.fc1.state)
-    codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, seed)
-    db = bias_gradients(plan.fc1, dh, call.sizes).bias if need_bias else None
-    return _BeforeActivation(dh, codes, db, probs_gradient(da, h, plan.activation) if need_probs else None)
+            watched.record("dy", dh, call.sizes, call.fc1.state)
+        codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, self.seed1)
+        db = bias_gradients(plan.fc1, dh, call.sizes).bias if needs.bias1 else None
+        return _BeforeActivation(dh, codes, db, probs_gradient(da, h, plan.activation) if needs.probs else None)
