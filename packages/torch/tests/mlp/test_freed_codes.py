@@ -9,9 +9,11 @@ import pytest
 import torch
 from mlp_operands import REFERENCE, SIZES, F, G, K, M, N, assert_equal, operands
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from octavo import MXFP8, PRESETS, Recipe
-from octavo_torch import GroupedMLP, grouped_mlp, quantize_input, quantize_weight
+from octavo_torch import GroupedMLP, grouped_mlp, moe_mlp, quantize_input, quantize_weight
+from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.mlp import gradients as mlp_gradients
 
 
@@ -60,6 +62,64 @@ def test_codes_are_freed_as_soon_as_they_are_read(
     # the reference backend has a byte or more for each code
     assert left[2] <= before - a - w2
     assert left[3] <= before - a - w2 - w1 - h
+
+
+@pytest.mark.parametrize("form", [None, "standard", "recompute"])
+@pytest.mark.parametrize("name", ["fp8-current", "fp8-block", "mxfp8", "nvfp4"])
+def test_what_a_step_has_read_is_gone_before_the_next_array_is_made(
+    name: str, form: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an MLP, and of an MoE layer in a form that keeps fc1's result or makes it again: dy's codes go before the
+    activation's gradient is made, and that and fc1's result before fc1's weight gradient: the peak of a training step
+    is there."""
+    living: dict[str, list[StorageWeakRef]] = {}
+    seen: list[str] = []
+
+    def keep(what: str, *tensors: Tensor | None) -> None:
+        living[what] = [StorageWeakRef(each.untyped_storage()) for each in tensors if each is not None]
+
+    def gone(*names: str) -> bool:
+        return all(reference.expired() for name in names for reference in living[name])
+
+    quantize, activation, wgrad = (
+        getattr(mlp_gradients, each) for each in ("quantize_operand", "activate_gradient", "weight_gradient")
+    )
+
+    def quantizing(call: Any, run: Any, operand: Any, value: Tensor, seed: Any) -> Any:
+        codes = quantize(call, run, operand, value, seed)
+        if "da" in living:
+            keep("codes of dh", *(getattr(codes, plane) for plane in PLANES))
+        return codes
+
+    def activating(da: Tensor, h: Tensor, *rest: Any) -> Tensor:
+        seen.append("activation")
+        assert gone("codes of dy")
+        keep("da", da)
+        keep("h", h)
+        return activation(da, h, *rest)  # type: ignore[no-any-return]
+
+    def multiplying(call: Any, run: Any, x: Any, dy: Any, *rest: Any) -> Any:
+        if "da" in living:
+            seen.append("wgrad of fc1")
+            assert gone("da", "h")
+            assert not gone("codes of dh")
+        else:
+            keep("codes of dy", *(getattr(dy, plane) for plane in PLANES))
+        return wgrad(call, run, x, dy, *rest)
+
+    for name_of, function in (
+        ("quantize_operand", quantizing), ("activate_gradient", activating), ("weight_gradient", multiplying),
+    ):  # fmt: skip
+        monkeypatch.setattr(mlp_gradients, name_of, function)
+    given = operands()
+    if form is None:
+        _, y = planes_freed(PRESETS[name], given)
+    else:
+        x, w1, w2 = (given[each] for each in ("x", "w1", "w2"))
+        choices, weights = torch.from_numpy(rng.integers(0, G, (M, 2))), torch.rand(M, 2)
+        y = moe_mlp(x, choices, weights, w1, w2, recipe=PRESETS[name], form=form, seed=1, backend=REFERENCE)
+    y.backward(torch.ones_like(y))
+    assert seen == ["activation", "wgrad of fc1"]
 
 
 def test_what_somebody_else_reads_is_not_freed(rng: np.random.Generator) -> None:
