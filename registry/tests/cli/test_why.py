@@ -90,6 +90,19 @@ def test_why_asks_with_sizes_where_layers_have_them(run: Any, use: Any, fakes: A
         assert answer["request"]["sizes"] == where
 
 
+def test_verdicts_on_a_layer_are_those_of_its_composition(run: Any, use: Any, fakes: Any) -> None:
+    """A backend whose layer the front end gives a transposed copy of w serves it, and no verdict says otherwise."""
+    turns = fakes.plugin("turns", rows=[fakes.row(framework="jax")], priority=9)
+    use(fakes.registry(turns, fakes.plugin("lies", rows=[fakes.row(framework="jax", weights={"nk", "kn"})])))
+    asked = ["--recipe", "mxfp8", "--framework", "jax", "--device", "cpu"]
+    for op in ("layer", "mlp"):
+        ran = run("why", op, *asked)
+        assert re.search(r"^  turns +chosen ", ran.out, re.MULTILINE)
+        assert re.search(r"^  (fc1 )?fprop +turns ", ran.out, re.MULTILINE)
+        assert "w as [G, K, N]" not in ran.out.splitlines()[0]
+    assert re.search(r"^  lies +chosen ", run("why", "fprop", *asked).out, re.MULTILINE)
+
+
 def test_why_in_json(run: Any) -> None:
     """Every reporting command prints one JSON document under --json."""
     answer = run(*WHY, "--json").json
