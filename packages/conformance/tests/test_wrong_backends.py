@@ -43,6 +43,9 @@ TURNS_AMAX = "codes_in_turns::test_amax_of_rows_in_turns"
 TURNS_AGAIN = "codes_in_turns::test_codes_of_rows_in_turns_are_written_again"
 TURNS_READ = "weights_in_turns::test_products_of_rows_in_turns"
 TURNS_SUMMED = "weights_in_turns::test_gradients_of_rows_in_turns"
+WRITES_X = "inputs::test_quantize_writes_no_input"
+WRITES_W = "inputs::test_quantize_writes_no_weight"
+WRITES_OPERANDS = "inputs::test_gemm_writes_no_input"
 BATCHES = "batch::test_a_row_has_the_same_bits_in_every_batch"
 
 FAULTS: dict[str, Planted] = {
@@ -76,6 +79,9 @@ FAULTS: dict[str, Planted] = {
     "amax-without-nan": Planted({TURNS_AMAX}, {TURNS, BITS}, "block"),
     "always-written": Planted({TURNS_AGAIN}, {TURNS, TURNS_AMAX, BITS}, "block"),
     "gaps-written": Planted({TURNS_SUMMED}, {TURNS, TURNS_READ, PRODUCT}, "block"),
+    "writes-x": Planted({WRITES_X, WRITES_W}, {BITS, WRITES_OPERANDS}, "current or block or bf16"),
+    "writes-codes": Planted({WRITES_OPERANDS}, {BITS, WRITES_X, WRITES_W}, "block"),
+    "writes-sizes": Planted({WRITES_OPERANDS}, {BITS, PRODUCT, WRITES_X}, "block or bf16"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from recipe_draws import recipes
@@ -25,6 +25,14 @@ from octavo import (
     RecipeError,
     RowScaling,
 )
+
+
+@given(recipes, st.text() | st.none() | st.integers())
+def test_only_operands_have_quantizers(recipe: Recipe, name: Any) -> None:
+    """`quantizer` of anything else names the three operands that there are."""
+    assume(name not in ("x", "w", "dy"))
+    with pytest.raises(RecipeError, match="the operands of a layer are x, w, dy"):
+        recipe.quantizer(name)
 
 
 def test_a_recipe_cannot_be_changed() -> None:

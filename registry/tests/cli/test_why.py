@@ -72,6 +72,37 @@ def test_why_is_headed_by_what_was_asked(run: Any) -> None:
         assert run("why", *asked, *WHY[2:]).out.splitlines()[0] == title
 
 
+def test_why_asks_with_sizes_where_layers_have_them(run: Any, use: Any, fakes: Any) -> None:
+    """`why` gives the verdicts of `explain`: in torch a CPU's sizes are in host memory, and a backend that takes them
+    there, as the template's, serves; JAX's are traced, a GPU's are on it, and moved rows have none."""
+    host = {"framework": "torch", "device": "cpu", "sizes": {"host"}}
+    use(fakes.registry(fakes.plugin("listed", rows=[fakes.row(**host)])))
+    for asked in ("fprop", "layer", "quantize"):
+        assert run("why", asked, *WHY[2:]).code == 0
+    assert run("why", "layer", *WHY[2:], "--sizes", "device").code == 1
+    for op, framework, device, where in (
+        ("layer", "torch", "cpu", "host"),
+        ("layer", "torch", "cuda", "device"),
+        ("layer", "jax", "cpu", "device"),
+        ("permute_rows", "torch", "cpu", "device"),
+    ):
+        answer = run("why", op, "--recipe", "mxfp8", "--framework", framework, "--device", device, "--json").json
+        assert answer["request"]["sizes"] == where
+
+
+def test_verdicts_on_a_layer_are_those_of_its_composition(run: Any, use: Any, fakes: Any) -> None:
+    """A backend whose layer the front end gives a transposed copy of w serves it, and no verdict says otherwise."""
+    turns = fakes.plugin("turns", rows=[fakes.row(framework="jax")], priority=9)
+    use(fakes.registry(turns, fakes.plugin("lies", rows=[fakes.row(framework="jax", weights={"nk", "kn"})])))
+    asked = ["--recipe", "mxfp8", "--framework", "jax", "--device", "cpu"]
+    for op in ("layer", "mlp"):
+        ran = run("why", op, *asked)
+        assert re.search(r"^  turns +chosen ", ran.out, re.MULTILINE)
+        assert re.search(r"^  (fc1 )?fprop +turns ", ran.out, re.MULTILINE)
+        assert "w as [G, K, N]" not in ran.out.splitlines()[0]
+    assert re.search(r"^  lies +chosen ", run("why", "fprop", *asked).out, re.MULTILINE)
+
+
 def test_why_in_json(run: Any) -> None:
     """Every reporting command prints one JSON document under --json."""
     answer = run(*WHY, "--json").json
@@ -372,7 +403,7 @@ def test_why_names_the_nearest_change(run: Any, use: Any, fakes: Any) -> None:
     assert ran.code == 1
     assert "  recipe fp8-block: block" in ran.out.splitlines()
     use(fakes.registry(fakes.plugin("listed", rows=[fakes.row(sizes={"host"})])))
-    assert "  group sizes on the host: listed" in run(*WHY).out.splitlines()
+    assert "  group sizes on the host: listed" in run(*WHY, "--sizes", "device").out.splitlines()
     use(fakes.registry(fakes.plugin("a")))
     assert "on the CPU: a" in run(*WHY[:-1], "cuda", "--arch", "9.0").out
 

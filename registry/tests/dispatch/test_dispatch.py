@@ -107,6 +107,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "bind raises": ({"answer": RuntimeError("no kernel")}, "broken", "RuntimeError: no kernel"),
     "bind exits": ({"answer": SystemExit(1)}, "broken", "SystemExit: 1"),
     "refuses raises": ({"refusal": OSError("libacme.so.2 not found")}, "broken", "OSError: libacme.so.2 not found"),
+    "refuses says False": ({"refusal": False}, "broken", "refuses returned a bool; it returns None where it serves"),
+    "refuses says nothing": ({"refusal": " "}, "broken", "refuses returned an empty text; it returns None where it"),
     "no Bound": ({"answer": "a string"}, "broken", "bind returned a str; it returns a BoundFprop with `run`"),
     "another operation's": (
         {"answer": BoundDgrad(print)},

@@ -12,6 +12,7 @@ from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, no
 
 import octavo_numerics
 from octavo.quantizer import Direction
+from octavo.recipe_base import GEMMS
 from octavo_numerics import QuantizedArray
 from octavo_registry.contract import (
     OPERATIONS,
@@ -65,7 +66,9 @@ class NumpyBackend(Backend):
             self._calls += 1
             if op in FUSED:
                 return FUSED[op](self.quantize, self.fault, request, *operands, **rest)
-            return getattr(self, op)(request, *operands, **rest)
+            result = getattr(self, op)(request, *operands, **rest)
+            self._write(op, *operands)
+            return result
 
         bound = OPERATIONS[op].bound(run)
         if isinstance(bound, BoundQuantize) and request.stacked:
@@ -77,6 +80,15 @@ class NumpyBackend(Backend):
         if isinstance(bound, BoundWgrad):
             return replace(bound, interleaved=lambda block: self._dw_in_turns(run, block, request.weight))
         return bound
+
+    def _write(self, op: str, x: Any, *others: Any) -> None:
+        """Scratch space that is the caller's, where that is the fault."""
+        if self.fault == "writes-x" and op == "quantize":
+            x[...] = 0
+        if self.fault == "writes-codes" and isinstance(x, QuantizedArray):
+            (x.rowwise if x.rowwise is not None else x.columnwise).view(np.uint8)[...] = 0
+        if self.fault == "writes-sizes" and op in GEMMS:
+            others[-1][...] = 0
 
     # Rows of gate and up that take turns
 

@@ -39,6 +39,9 @@ FAULTS = (
     "amax-without-nan",
     "always-written",
     "gaps-written",
+    "writes-x",
+    "writes-codes",
+    "writes-sizes",
 )
 
 

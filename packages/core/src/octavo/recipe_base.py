@@ -93,6 +93,8 @@ class Recipe(Schema):
         self, operand: Operand, *, checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME
     ) -> QuantizerSpec | None:
         """How `operand` ("x", "w", "dy") is quantized, in the planes its GEMMs read; None where it is not quantized."""
+        if operand not in READERS:
+            raise RecipeError(f"quantizer: got {shown(operand)}; the operands of a layer are {', '.join(READERS)}")
         row_gemm, column_gemm = READERS[operand]
         row, column = self.quantizes(row_gemm), self.quantizes(column_gemm)
         if not (row or column):

@@ -69,16 +69,25 @@ def _needed(part: str, value: object, op: str) -> str:
 
 def _bind(backend: Backend, request: Request) -> object:
     concrete = cast("AnyRequest", request)  # the base has no instances
-    reason = backend.refuses(concrete)
+    reason = _sentence(backend.refuses(concrete), "refuses")
     if reason is not None:
-        raise Refused(str(reason))
+        raise Refused(reason)
     return backend.bind(concrete)
+
+
+def _sentence(reason: object, function: str) -> str | None:
+    """A backend's reason to refuse, or None; `Fault` for what tells nobody why, such as False for "does not"."""
+    if reason is None or (isinstance(reason, str) and reason.strip()):
+        return reason
+    what = "an empty text" if isinstance(reason, str) else f"a {type(reason).__name__}"
+    raise Fault(
+        f"{function} returned {what}; it returns None where it serves the request, or else says why it does not"
+    )
 
 
 def ask_everywhere(backend: Backend, request: Request) -> str | None:
     """Why no machine is served `request`, or None; what raises, an older backend's missing method too, is a `Fault`."""
-    reason = guard(backend.refuses_everywhere, cast("AnyRequest", request))
-    return None if reason is None else str(reason)
+    return _sentence(guard(backend.refuses_everywhere, cast("AnyRequest", request)), "refuses_everywhere")
 
 
 def ask_kernels(backend: Backend, name: str, request: GemmRequest, rows: int) -> tuple[KernelChoice, ...] | None:

@@ -26,6 +26,7 @@ from octavo_registry.dispatch.layer_plan import LayerPlan
 class Answer:
     """What `octavo why` has found out.
 
+    judged    the request that `decisions` are about: of a composition its first product's, as the layer asks for it
     layer     the composition of a GEMM's or a layer's question; None where it cannot be composed or was not asked
     parts     of an MLP or a MoE layer
     obstacle  why the composition fails; "" otherwise
@@ -38,6 +39,7 @@ class Answer:
     """
 
     question: Question
+    judged: Request
     served: bool
     decisions: Sequence[Decision]
     ways: Ways
@@ -100,6 +102,10 @@ def answer(question: Question, backend: Sequence[str] | None, rows: int | None) 
             emulated = emulated_in(
                 octavo_registry.plan_layer(one, backend=backend) for one in question.layers().values()
             )
+        if question.op in COMPOSED:
+            # not those of the request by itself: a layer may transpose w, or pass over whoever needs another layout
+            fprop = octavo_registry.plan_layer(next(iter(question.layers().values())), backend=backend).fprop
+            request, decisions = fprop.request, fprop.decisions
     except NoBackendError as error:
         # the verdicts that stand above are not said twice
         repeated = decision_table(error.decisions) == decision_table(decisions)
@@ -109,6 +115,7 @@ def answer(question: Question, backend: Sequence[str] | None, rows: int | None) 
     changes = [] if backend else nearest_changes(question, decisions, serves_here)
     return Answer(
         question,
+        request,
         served,
         decisions,
         ways(request, decisions, backend),
@@ -134,6 +141,7 @@ def suppose(question: Question, backend: Sequence[str] | None, chip: Chip) -> An
     asked = each or [(question.request(), next((one for one in decisions if one.verdict == "chosen"), None))]
     return Answer(
         question,
+        question.request(),
         served,
         decisions,
         {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -36,6 +36,15 @@ def _default_framework() -> str:
 def _weight(framework: str) -> Weight:
     """How the users of a front end keep their kernels."""
     return "kn" if framework == "jax" else "nk"
+
+
+def _sizes(op: str, framework: str, device: str) -> Literal["host", "device"]:
+    """Where a front end has the group sizes: torch's a CPU's in host memory, JAX's traced wherever they are.
+
+    Requests for operations without groups leave the field as it is.
+    """
+    grouped = op not in MOVES | ROUTERS | OPTIMIZERS
+    return "host" if grouped and framework == "torch" and device == "cpu" else "device"
 
 
 def _known_framework(name: str) -> str:
@@ -94,7 +103,13 @@ def why(
     weight: Annotated[
         str | None, typer.Option(help="How w is stored: nk as [G, N, K], torch's default; kn as [G, K, N], JAX's.")
     ] = None,
-    sizes: Annotated[str, typer.Option(help="Where group sizes are: host or device.")] = "device",
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Where group sizes are: host or device.",
+            show_default="where layers have them: for torch on a CPU the host, else the device",
+        ),
+    ] = None,
     graph: Annotated[bool, typer.Option("--graph", help="Only plans that a CUDA graph may hold.")] = False,
     inference: Annotated[bool, typer.Option("--inference", help="Forward only: no gradients.")] = False,
     backend: Annotated[
@@ -149,7 +164,7 @@ def why(
         k=k,
         n=n,
         groups=groups,
-        sizes=one_of("--sizes", sizes, SIZES),
+        sizes=one_of("--sizes", sizes or _sizes(op, name, kind), SIZES),
         graph_safe=graph,
         training=not inference,
         weight=one_of("--weight", weight or _weight(name), WEIGHT_SHAPES),

@@ -109,7 +109,9 @@ def _between(
 
 def _move(op: str, question: Question, backend: Sequence[str] | None) -> Part:
     move = next(move for move in MOVES if move == op)
-    request = MoveRequest(**common_fields(question.layer) | {"op": move, "out_dtype": question.layer.in_dtype})
+    # front ends ask so: a move has no group sizes
+    of_rows = {"op": move, "out_dtype": question.layer.in_dtype, "sizes": "device"}
+    request = MoveRequest(**common_fields(question.layer) | of_rows)
     try:
         return Part(op, octavo_registry.plan(request, backend=backend).backend, "", "")
     except NoBackendError:

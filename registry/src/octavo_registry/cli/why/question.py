@@ -50,10 +50,9 @@ class Question:
     activation: Activation
     norm: Norm
 
-    @property
-    def title(self) -> str:
+    def title(self, request: Request) -> str:
         """What was asked, in words: of a composition the whole, and the product that its verdicts are about."""
-        words = describe_request(self.request())
+        words = describe_request(request)
         if self.op not in COMPOSED:
             return words
         whole = "A grouped linear layer" if self.op == LAYER else f"{_WHOLE[self.op]} with {self.activation}"

@@ -20,7 +20,7 @@ def show(answer: Answer) -> None:
         print_line(f"{recipe.kind} ({recipe.fingerprint}){computed_words(recipe)}")
         print_line()
     rows = [(d.backend, d.verdict, f"{d.distribution} {d.version}".strip(), d.reason) for d in decisions]
-    print_table(answer.question.title, ("backend", "verdict", "from", "reason"), rows)
+    print_table(answer.question.title(answer.judged), ("backend", "verdict", "from", "reason"), rows)
     if not answer.served and answer.question.op in MOVES | ROUTERS | OPTIMIZERS:
         print_line()
         framework = answer.question.layer.framework
