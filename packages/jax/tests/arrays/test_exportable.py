@@ -1,4 +1,4 @@
-"""Programs of `jax.export` whose arguments and results are octavo's dataclasses: written, read, and called."""
+"""Programs of `jax.export` whose arguments and results are octavo's pytrees: written, read, and called."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ import octavo_jax
 
 
 def _arguments() -> dict[str, Any]:
+    logits = jnp.ones((4, 2))
     spec, ones, sizes = octavo.MXFP8().quantizer("x"), jnp.ones((32, 64), jnp.bfloat16), jnp.array([10, 22])
     assert spec is not None
     return {
         "a state of delayed scaling": lambda: octavo_jax.init_delayed("fp8-delayed", 2),
         "a quantized tensor": lambda: octavo_jax.quantize(ones, spec, sizes, backend="jax-reference"),
         "a routing": lambda: octavo_jax.moe.arrange(jnp.zeros((4, 1), jnp.int32), jnp.ones((4, 1)), 2),
+        "statistics of a router": lambda: octavo_jax.moe.router_stats(octavo_jax.moe.route(logits, 1)),
+        "a choice of experts": lambda: octavo_jax.choose_experts(logits, 1),
+        "losses of a router": lambda: octavo_jax.router_losses(logits, octavo_jax.choose_experts(logits, 1).choices),
     }
 
 

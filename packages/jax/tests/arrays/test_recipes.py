@@ -81,21 +81,35 @@ def test_what_is_no_recipe(what: str) -> None:
         octavo_jax.init_delayed("mxfp8", G)
 
 
+def _layers(x: Any, kernels: Any, bias: Any, recipe: octavo.Recipe | None) -> Any:
+    grouped = octavo_jax.grouped_dense(x, kernels, SIZES, recipe=recipe, bias=bias, **HOW)
+    dense = octavo_jax.layernorm_dense(x, kernels[0], bias[0], bias[0], norm="layer", recipe=recipe, **HOW)
+    return grouped + dense
+
+
+def _block(x: Any, kernels: Any, bias: Any, recipe: octavo.Recipe | None) -> Any:
+    how: dict[str, Any] = {"activation": "gelu", "bi": bias, "bo": bias, "recipe": recipe, **HOW}
+    return moe.moe_mlp(x, KERNEL[:, :G], kernels, kernels, k=1, **how)[0]
+
+
+def _trace(function: Callable[..., Any], recipe: octavo.Recipe | None) -> None:
+    step = jax.grad(lambda *given: function(*given, recipe).sum(), (0, 1, 2))
+    jax.eval_shape(step, X, KERNELS, jnp.ones((G, K), jnp.float32))
+
+
 def test_no_mixing_of_ranks() -> None:
     """Programs that forbid JAX to promote ranks trace every layer, forward and backward, in every kind of scaling."""
-
-    def layers(x: Any, kernels: Any, bias: Any, recipe: octavo.Recipe) -> Any:
-        grouped = octavo_jax.grouped_dense(x, kernels, SIZES, recipe=recipe, bias=bias, **HOW)
-        dense = octavo_jax.layernorm_dense(x, kernels[0], bias[0], bias[0], norm="layer", recipe=recipe, **HOW)
-        return grouped + dense
-
-    def block(x: Any, kernels: Any, bias: Any, recipe: octavo.Recipe) -> Any:
-        how: dict[str, Any] = {"activation": "gelu", "bi": bias, "bo": bias, "recipe": recipe, **HOW}
-        return moe.moe_mlp(x, jnp.ones((K, G)), kernels, kernels, k=1, **how)[0]
-
     recipes = [octavo.recipe(name) for name in ("fp8-row", "mxfp8")]
     recipes += [octavo.NVFP4(stochastic_gradients=False, fprop="high_precision", dgrad="high_precision")]
     with jax.numpy_rank_promotion("raise"):
-        for function, recipe in [*((layers, recipe) for recipe in recipes), (block, None)]:
-            step = jax.grad(lambda *given, f=function, r=recipe: f(*given, r).sum(), (0, 1, 2))
-            jax.eval_shape(step, X, KERNELS, jnp.ones((G, K)))
+        for function, recipe in [*((_layers, recipe) for recipe in recipes), (_block, None)]:
+            _trace(function, recipe)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_no_mixing_of_dtypes(wide: bool) -> None:
+    """Programs that forbid JAX to promote dtypes trace every layer, with 64-bit types, too: sums of int32 sizes, which
+    JAX makes int64 then, stay int32."""
+    with jax.enable_x64(wide), jax.numpy_dtype_promotion("strict"):
+        for function, recipe in ((_layers, octavo.recipe("fp8-row")), (_block, None)):
+            _trace(function, recipe)

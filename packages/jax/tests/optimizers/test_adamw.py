@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from flax import serialization
+from flax import nnx, serialization
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import octavo_jax
@@ -231,6 +231,36 @@ def test_flax_writes_and_restores_moments_in_8_bits(rng: np.random.Generator) ->
     restored = serialization.from_bytes(rule.init(params), serialization.to_bytes(state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert jax.tree.all(jax.tree.map(same, rule.step(params, restored, params), rule.step(params, state, params)))
+
+
+def test_an_nnx_optimizer_steps_moments_in_8_bits(rng: np.random.Generator) -> None:
+    """It takes a moment apart after each update, and gives the next one codes and tops by name."""
+    params = drawn(rng, jnp.bfloat16)
+    model = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in params.items()})
+    rule = AdamW(1e-3, state_bits=8)
+    transformation = rule.transformation()
+    optimizer = nnx.Optimizer(model, transformation, wrt=nnx.Param)
+    step, state = nnx.jit(lambda model, optimizer, grads: optimizer.update(model, grads)), rule.init(params)
+    for _ in range(3):
+        grads = drawn(rng, jnp.float32)
+        step(model, optimizer, nnx.state(nnx.Dict({name: nnx.Param(jnp.asarray(g)) for name, g in grads.items()})))
+        updates, state = jax.jit(transformation.update)(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert jax.tree.all(jax.tree.map(same, nnx.to_pure_dict(nnx.state(model)), params))
+    masters = nnx.as_pure(optimizer.opt_state).master
+    assert all(same(masters[name], master) for name, master in state.master.items())
+
+
+def test_numbers_that_inject_hyperparams_makes_arrays() -> None:
+    """A refusal that says which of them to leave as they are, after which a step has the same bits."""
+    params = {"w": jnp.ones((2, 3))}
+    with pytest.raises(ValueError, match=r"b1 is a jax\.Array; give a number.* static_args name: b1, b2, eps"):
+        optax.inject_hyperparams(adamw)(learning_rate=1e-3).init(params)
+    static = "b1", "b2", "eps", "weight_decay", "master_dtype", "state_bits", "seed"
+    injected = optax.inject_hyperparams(adamw, static_args=static)(learning_rate=1e-3)
+    updates, _ = jax.jit(injected.update)(params, injected.init(params), params)
+    expected, _ = jax.jit(adamw(1e-3).update)(params, adamw(1e-3).init(params), params)
+    assert same(updates["w"], expected["w"])
 
 
 def test_numbers_may_be_numpys(rng: np.random.Generator) -> None:

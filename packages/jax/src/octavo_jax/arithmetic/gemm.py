@@ -74,7 +74,7 @@ def group_sums(x: Array, group_sizes: Array) -> Array:
     size = panel_size(x.shape[0], groups)
     sums = jnp.sum(rows.panels(_f32(x), size), axis=1)
     # Masked and not multiplied by 0 and 1: what a group holds, NaN and all, is nothing to the others.
-    mine = jnp.arange(groups)[:, None] == rows.block_position(size).group[None, :]
+    mine = jnp.arange(groups, dtype=jnp.int32)[:, None] == rows.block_position(size).group[None, :]
     return jnp.sum(jnp.where(mine[..., None], sums[None], 0), axis=1)
 
 

@@ -1,13 +1,14 @@
-"""Dataclasses of arrays in programs that `jax.export` writes: it writes the types that were registered, no others."""
+"""Pytrees of arrays in programs that `jax.export` writes: it writes the types that were registered, no others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jax import export
 
 T = TypeVar("T")
+Fields = TypeVar("Fields", bound=tuple[Any, ...])
 Static = tuple[Hashable, ...]
 """The static fields of a dataclass that is a pytree."""
 
@@ -30,5 +31,13 @@ def exportable(
     name = f"octavo_jax.{kind.__name__}"
     registered: type[T] = export.register_pytree_node_serialization(
         kind, serialized_name=name, serialize_auxdata=write, deserialize_auxdata=read
+    )
+    return registered
+
+
+def exportable_tuple(kind: type[Fields]) -> type[Fields]:
+    """`kind`, a NamedTuple, as one that `jax.export` writes and reads."""
+    registered: type[Fields] = export.register_namedtuple_serialization(
+        kind, serialized_name=f"octavo_jax.{kind.__name__}"
     )
     return registered

@@ -66,7 +66,7 @@ def _gathered(
     routing = arrange(local, weights, experts.number, rows=rows, checkpoint_name=name)
     parts, state = experts.routed(everywhere(x, token_exchange), routing)
     chosen = jnp.sum((local >= 0) & (local < experts.number), dtype=jnp.int32)
-    return home(parts, token_exchange), chosen - jnp.sum(routing.group_sizes), state
+    return home(parts, token_exchange), chosen - jnp.sum(routing.group_sizes, dtype=jnp.int32), state
 
 
 def _ragged(

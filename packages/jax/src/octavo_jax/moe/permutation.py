@@ -30,14 +30,14 @@ def permute(x: Array, routing: Routing) -> Array:
     x = as_array("x", x)
     check_routing(routing)
     _check_first(x, routing.position.shape[0], "x", "one row per token")
-    rows: Array = _permuted(*as_jax((x, routing.order, routing.position, jnp.sum(routing.group_sizes))))
+    rows: Array = _permuted(*as_jax((x, routing.order, routing.position, _end(routing))))
     return rows
 
 
 def row_weights(routing: Routing) -> Array:
     """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
     check_routing(routing)
-    arrays = routing.weights, routing.order, routing.position, jnp.sum(routing.group_sizes)
+    arrays = routing.weights, routing.order, routing.position, _end(routing)
     weights: Array = _ordered(*as_jax(arrays))
     return weights
 
@@ -60,10 +60,15 @@ def combine(
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")
     _check_first(rows, routing.order.shape[0], "rows", "one row a choice")
     rows, weights = as_jax((rows, routing.weights))
-    where = as_jax((routing.order, routing.position, jnp.sum(routing.group_sizes)))
+    where = as_jax((routing.order, routing.position, _end(routing)))
     dtype = element_type(preferred_element_type, rows.dtype)
     y: Array = _combined(rows, weights, *where, dtype) if weighted else _summed(rows, *where, dtype)
     return y
+
+
+def _end(routing: Routing) -> Array:
+    """The row after the last one that is a choice's, int32 with 64-bit types turned on, too."""
+    return jnp.sum(routing.group_sizes, dtype=jnp.int32)
 
 
 def _check_first(x: Array, needed: int, name: str, what: str) -> None:

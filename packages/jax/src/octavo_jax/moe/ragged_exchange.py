@@ -67,8 +67,8 @@ def slices(sizes: Array, axes: tuple[str, ...], rows: int) -> Slices:
         in_start=starts[me].T.reshape(-1),
         in_size=fits[me].T.reshape(-1),
         in_landing=leaving[:, me].reshape(-1),
-        group_sizes=jnp.sum(fits[me], axis=1),
-        dropped=jnp.sum(sizes) - jnp.sum(fits[:, :, me]),
+        group_sizes=jnp.sum(fits[me], axis=1, dtype=jnp.int32),
+        dropped=jnp.sum(sizes, dtype=jnp.int32) - jnp.sum(fits[:, :, me], dtype=jnp.int32),
     )
 
 

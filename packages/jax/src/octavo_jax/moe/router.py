@@ -16,6 +16,7 @@ from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import Score
 from octavo_jax.arrays.checks import as_count, check_arrays, check_count
 from octavo_jax.arrays.dtypes import dtype_name
+from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.moe.arrangement import counts, named
 
@@ -31,6 +32,7 @@ _SMALL = np.float32(1e-20) * _LIFT
 _FP32_MAX = float(np.finfo(np.float32).max)
 
 
+@exportable_tuple
 class Choice(NamedTuple):
     """What a router says of T tokens.
 
@@ -44,6 +46,7 @@ class Choice(NamedTuple):
     counts: Array
 
 
+@exportable_tuple
 class RouterLosses(NamedTuple):
     """A router's auxiliary losses, float32 scalars without coefficients: octavo_numerics.router_losses defines them."""
 

@@ -11,6 +11,7 @@ from jax import Array
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.renamed import renamed_arguments
 from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
 from octavo_jax.moe.router import largest, logits_to_order, picked, router_scores
 
@@ -28,6 +29,7 @@ class Choices(NamedTuple):
     probabilities: Array
 
 
+@exportable_tuple
 class RouterStats(NamedTuple):
     """How evenly a router spreads; over all tokens of a mesh where the block is sharded.
 

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
-from octavo_jax.optimizers.block_state import BlockState, decode, encode, zero_blocks
+from octavo_jax.optimizers.block_state import BlockState, decode, encode, put_together, zero_blocks
 from octavo_jax.optimizers.rounding import (
     FIRST_MOMENT,
     MASTER,
@@ -34,6 +34,12 @@ Tree = Any
 
 LearningRate = float | Array | Callable[[Array], Any]
 _DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+
+_NO_ARRAYS = (
+    "give a number, which is part of the program. optax.inject_hyperparams makes arrays of all but what its "
+    "static_args name: b1, b2, eps, weight_decay, master_dtype, state_bits and seed; or give it up, for learning_rate "
+    "may be a schedule or an array without it"
+)
 
 
 class AdamWState(NamedTuple):
@@ -90,6 +96,9 @@ class AdamW:
         numbers: dict[str, Any] = {"eps": self.eps, "weight_decay": self.weight_decay}
         if not callable(rate) and not isinstance(rate, jax.Array):
             numbers["learning_rate"] = rate
+        for name in ("b1", "b2", *numbers, "state_bits"):
+            if isinstance(getattr(self, name), jax.Array):
+                raise ValueError(f"{name} is a jax.Array; {_NO_ARRAYS}")
         for name, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{name} is {value!r}; give a finite number of at least 0")
@@ -184,7 +193,10 @@ class AdamW:
 
     def _states(self, paths: list[tuple[Any, Any]], tree: Any, state: AdamWState) -> list[_Leaf]:
         parts = (self._flat(tree, getattr(state, name), f"state.{name}") for name in _Leaf._fields)
-        states = [_Leaf(*leaf) for leaf in zip(*parts, strict=True)]
+        states = [
+            _Leaf(put_together(mu, True), put_together(nu, False), master)
+            for mu, nu, master in zip(*parts, strict=True)
+        ]
         for (path, leaf), given in zip(paths, states, strict=True):
             name = jax.tree_util.keystr(path)
             needed = jax.eval_shape(partial(self._new, name), leaf)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,13 @@ class BlockState:
     codes: Array
     tops: Array
     signed: bool = field(metadata={"static": True})
+
+
+def put_together(part: Any, signed: bool) -> Any:
+    """`part`; a BlockState where it is one's arrays by name, as which `nnx.Optimizer` and files give it back."""
+    if not isinstance(part, Mapping) or set(part) != {"codes", "tops"}:
+        return part
+    return BlockState(part["codes"], part["tops"], signed)
 
 
 def zero_blocks(like: Array, signed: bool) -> BlockState:

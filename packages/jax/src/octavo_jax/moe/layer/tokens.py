@@ -52,7 +52,7 @@ def quantize_tokens(
     of_tokens = plan.bound.of_tokens
     assert of_tokens is not None
     arguments = context.quantizer_arguments(plan, operand, history)
-    routed = tokens.position < jnp.sum(context.group_sizes)
+    routed = tokens.position < jnp.sum(context.group_sizes, dtype=jnp.int32)
     given = undifferentiated(tokens.x), tokens.order, tokens.position, routed
     if layer.placement is None:
         x, *choices = given
