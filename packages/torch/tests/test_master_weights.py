@@ -101,6 +101,107 @@ def test_training_is_that_of_fp32_masters_kept_by_hand(recipe: str, main_grad: A
     assert all(map(torch.equal, planes(ours.weight1), before))
 
 
+@pytest.mark.parametrize("main_grad", [None, "accumulate"])
+def test_gradients_of_a_closure_are_collected(main_grad: Any, rng: np.random.Generator) -> None:
+    """They come within the step: masters that were collected before it would never train."""
+    batches = [(torch.randn(M, K).bfloat16(), torch.randn(M, K).bfloat16()) for _ in range(3)]
+    found = []
+    for within, by_name in ((False, False), (True, False), (True, True)):
+        torch.manual_seed(1)
+        model = make("fp8-block", main_grad=main_grad)
+        masters = MasterWeights(model)
+        optimizer = torch.optim.AdamW(masters.all_parameters(), lr=1e-2)
+        masters.follow(optimizer)
+        for x, dy in batches:
+
+            def closure(x: Tensor = x, dy: Tensor = dy) -> Tensor:
+                optimizer.zero_grad()  # noqa: B023  # it is called before the loop goes on
+                y: Tensor = model(x, SIZES)  # noqa: B023
+                y.backward(dy)
+                return y.detach()
+
+            if within:
+                y = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+            else:
+                y = closure()
+                optimizer.step()
+        assert isinstance(y, Tensor)
+        found.append([y, *(master.detach() for master in masters.values()), *planes(model.weight1)])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
+def test_a_closure_finds_the_codes_of_the_masters(rng: np.random.Generator) -> None:
+    """LBFGS calls it several times in a step, each time with other masters."""
+    model = make("fp8-block")
+    masters = MasterWeights(model)
+    optimizer = torch.optim.LBFGS(masters.all_parameters(), lr=1e-2, max_iter=3)
+    masters.follow(optimizer)
+    x, seen = torch.randn(M, K).bfloat16(), list[Tensor]()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x, SIZES).float().square().mean()
+        loss.backward()
+        assert all(map(torch.equal, planes(model.weight1), codes_of_values(masters["weight1"].detach(), "fp8-block")))
+        seen.append(masters["weight1"].detach().clone())
+        return loss
+
+    optimizer.step(closure)
+    assert len(seen) > 1
+    assert not torch.equal(seen[0], seen[1])
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_zero_grad_clears_gradients_that_no_step_has_taken(followed: bool, rng: np.random.Generator) -> None:
+    """Of a batch that a training loop leaves out: the next step is as if it had never been."""
+    left_out, x, dy = (torch.randn(M, K).bfloat16() for _ in range(3))
+    stepped = []
+    for leaves_out in (False, True):
+        torch.manual_seed(1)
+        model = make("fp8-block")
+        masters = MasterWeights(model)
+        optimizer = torch.optim.AdamW(masters.all_parameters(), lr=1e-2)
+        undo = masters.follow(optimizer) if followed else None
+        if leaves_out:
+            model(left_out, SIZES).backward(dy)
+            optimizer.zero_grad() if followed else masters.zero_grad()
+        model(x, SIZES).backward(dy)
+        masters.collect()
+        optimizer.step()
+        stepped.append([master.detach() for master in masters.values()])
+        if undo is not None:
+            undo()
+            optimizer.zero_grad()
+            model(x, SIZES).backward(dy)
+            optimizer.zero_grad(set_to_none=False)
+            assert model.weight1.grad is not None  # followed no longer
+            assert all(master.grad is None for master in masters.values())
+    assert all(map(torch.equal, *stepped))
+
+
+def test_gradients_that_a_step_has_taken_are_not_added_to(rng: np.random.Generator) -> None:
+    """Where the module's zero_grad is called in the place of the optimizer's, which clears the masters'."""
+    model = make("mxfp8")
+    masters = MasterWeights(model)
+    optimizer = torch.optim.SGD(masters.all_parameters(), lr=1e-2)
+    masters.follow(optimizer)
+    for clear in (optimizer.zero_grad, lambda: optimizer.zero_grad(set_to_none=False), masters.zero_grad):
+        for _ in range(2):  # microbatches
+            model(torch.randn(M, K).bfloat16(), SIZES).sum().backward()
+            masters.collect()
+        optimizer.step()
+        clear()
+    model(torch.randn(M, K).bfloat16(), SIZES).sum().backward()
+    optimizer.step()
+    model.zero_grad()
+    model(torch.randn(M, K).bfloat16(), SIZES).sum().backward()
+    before = [master.detach().clone() for master in masters.values()]
+    with pytest.raises(ValueError, match=r"the master of weight1 has the gradient .* call optimizer.zero_grad\(\)"):
+        optimizer.step()
+    assert all(map(torch.equal, before, masters.values()))
+
+
 def test_masters_start_from_what_the_codes_stand_for(rng: np.random.Generator) -> None:
     """Without values: their rows as fprop reads them, in the order of the module's weight, where gate and up rows may
     take turns."""

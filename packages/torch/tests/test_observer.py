@@ -268,3 +268,26 @@ def test_what_does_not_fit_is_refused(model: Any, arguments: dict[str, Any], nam
     """With the argument, what was given and what is needed."""
     with pytest.raises(ValueError, match=named):
         ot.observe(model, **arguments)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_recipe_that_changes_is_counted_as_it_is(every: int, rng: object) -> None:
+    """`convert` in an observed step, or between two: numbers of the recipe before would look like those of the new."""
+    model = Model(RECIPES["mxfp8"])
+    x, dy = rows(), torch.randn(200, 32).bfloat16()
+    with ot.observe(model, every=every, rows=None) as observer:
+        for _ in range(every):
+            train(model, x, dy)
+            if every > 1:
+                observer.step()
+            ot.convert(model, RECIPES["nvfp4"], seed=1)
+        train(model, x, dy)
+        seen = observer.step()
+    ot.convert(model, RECIPES["nvfp4"], seed=1)  # the same random bits again
+    with ot.observe(model, rows=None) as other:
+        train(model, x, dy)
+        expected = other.step()
+    assert seen is not None
+    assert expected is not None
+    for name, totals in expected.totals.items():
+        assert torch.equal(seen.totals[name], totals), name

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -22,7 +23,8 @@ class MasterWeights(nn.ParameterDict):
     It holds one parameter per CodedWeight, under its name with "/" in the place of ".", and its state dict is what a
     checkpoint keeps beside the model's. Gradients go to the CodedWeights, where backward, DistributedDataParallel and
     accumulation over microbatches leave them; `collect` moves them to the masters in the masters' dtype. With
-    `main_grad` in a layer its gradient is added to the master's at once.
+    `main_grad` in a layer its gradient is added to the master's at once. The module's own `zero_grad` does not reach
+    the masters: call the optimizer's. A GradScaler sees the masters' gradients alone: call `collect` before it.
 
         with octavo_torch.quantized_parameters("fp8-block"):
             model = Model()
@@ -60,6 +62,7 @@ class MasterWeights(nn.ParameterDict):
         if strange:
             raise ValueError(f"values has {strange[0]!r}; give values of {', '.join(coded)} alone")
         self._followed: list[weakref.ref[Optimizer]] = []
+        self._taken = _Taken()
         self._coded, self._others = coded, [p for p in module.parameters() if not isinstance(p, CodedWeight)]
         # each is checked before any is written
         masters = {name: _master(name, weight, dtype, (values or {}).get(name)) for name, weight in coded.items()}
@@ -83,7 +86,10 @@ class MasterWeights(nn.ParameterDict):
     def follow(self, optimizer: Optimizer) -> Callable[[], None]:
         """From now on each step of `optimizer` begins with `collect` and ends with `write`; returns what undoes it.
 
-        A copy of the optimizer is followed where it is made together with one of this: see the class.
+        A closure that a step is given finds the codes of the masters, and `collect` follows it. `optimizer.zero_grad`
+        clears the CodedWeights' gradients, too. A step takes the masters' gradients: `collect` raises ValueError where
+        it would add new ones to these. A copy of the optimizer is followed where it is made together with one of this:
+        see the class.
         """
         if not isinstance(optimizer, Optimizer):
             raise ValueError(f"optimizer is {brief(optimizer)}; give a torch.optim.Optimizer over all_parameters()")
@@ -94,10 +100,20 @@ class MasterWeights(nn.ParameterDict):
                 f"optimizer does not step the master of {missing[0]}; create it over the all_parameters() of this "
                 "MasterWeights"
             )
-        before = optimizer.register_step_pre_hook(lambda *_: self.collect())
-        after = optimizer.register_step_post_hook(lambda *_: self.write())
+        before = optimizer.register_step_pre_hook(self._before_step)
+        after = optimizer.register_step_post_hook(self._after_step)
         followed = weakref.ref(optimizer)
         self._followed.append(followed)
+        earlier = vars(optimizer).get("zero_grad")
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            own = followed()
+            assert own is not None  # whose attribute this is
+            type(own).zero_grad(own, set_to_none) if earlier is None else earlier(set_to_none)
+            if followed in self._followed:
+                self._clear_coded()
+
+        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
 
         def undo() -> None:
             before.remove()
@@ -107,12 +123,48 @@ class MasterWeights(nn.ParameterDict):
 
         return undo
 
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        """Collects, or has the closure among the arguments of the step do so, in which the gradients come."""
+        if kwargs.get("closure") is not None:
+            return args, {**kwargs, "closure": self._collecting(kwargs["closure"])}
+        if len(args) > 1 and args[1] is not None:
+            return (args[0], self._collecting(args[1]), *args[2:]), kwargs
+        self.collect()
+        return None
+
+    def _after_step(self, *_: object) -> None:
+        self._taken.note(self.items())
+        self.write()
+
+    def _collecting(self, closure: object) -> Callable[[], object]:
+        run = cast("Callable[[], object]", closure)
+
+        def collected() -> object:
+            self.write()  # an optimizer may have moved the masters since its last call
+            loss = run()
+            self.collect()
+            return loss
+
+        return collected
+
+    def _clear_coded(self) -> None:
+        for weight in self._coded.values():
+            weight.grad = None
+            weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As a module's; the CodedWeights' gradients are cleared, too."""
+        super().zero_grad(set_to_none)
+        self._clear_coded()
+
     def __getstate__(self) -> dict[str, object]:
         optimizers = (followed() for followed in self._followed)
-        return {**self.__dict__, "_followed": [one for one in optimizers if one is not None]}
+        return {**self.__dict__, "_followed": [one for one in optimizers if one is not None], "_taken": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**state, "_followed": []})  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "_followed": [], "_taken": _Taken()})  # type: ignore[no-untyped-call]
         # neither an optimizer's state nor a weight's has what this has given to it
         self._give_buffers()
         for optimizer in cast("list[Optimizer]", state.get("_followed", ())):
@@ -121,7 +173,7 @@ class MasterWeights(nn.ParameterDict):
     def collect(self) -> None:
         """Moves the gradients that the CodedWeights have received to the masters: call it before you clip them."""
         for name, weight in self._coded.items():
-            _move_gradient(self[_key(name)], weight)
+            _move_gradient(name, self[_key(name)], weight, self._taken)
 
     @torch.no_grad()
     def write(self) -> None:
@@ -150,6 +202,28 @@ def _master(name: str, weight: CodedWeight, dtype: torch.dtype, values: Tensor |
     return nn.Parameter(values.detach().to(weight.device, dtype, copy=True))
 
 
+class _Taken:
+    """Gradients of masters that a step has taken, by name."""
+
+    def __init__(self) -> None:
+        self._gradients: dict[str, tuple[TensorWeakRef, int]] = {}
+
+    def note(self, masters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """A step has taken the gradients of these."""
+        present = ((key, master.grad) for key, master in masters)
+        self._gradients = {key: (TensorWeakRef(grad), grad._version) for key, grad in present if grad is not None}
+
+    def check(self, name: str, grad: Tensor) -> None:
+        """ValueError where a gradient is to be added to one that was taken, and that nobody has cleared since."""
+        taken, version = self._gradients.get(_key(name), (None, 0))
+        if taken is not None and taken() is grad and grad._version == version:
+            raise ValueError(
+                f"the master of {name} has the gradient that the optimizer's last step took, and a new one would be "
+                "added to it; call optimizer.zero_grad() after each step: the module's zero_grad() does not reach the "
+                "masters"
+            )
+
+
 def _gradient_of(master: nn.Parameter) -> Tensor:
     """The buffer that a layer with `main_grad` adds to."""
     if master.grad is None:
@@ -158,7 +232,7 @@ def _gradient_of(master: nn.Parameter) -> Tensor:
 
 
 @torch.no_grad()
-def _move_gradient(master: nn.Parameter, weight: Tensor) -> None:
+def _move_gradient(name: str, master: nn.Parameter, weight: Tensor, taken: _Taken) -> None:
     grad, weight.grad = weight.grad, None
     written = getattr(weight, "grad_added_to_main_grad", False)
     weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
@@ -167,4 +241,5 @@ def _move_gradient(master: nn.Parameter, weight: Tensor) -> None:
     if master.grad is None:
         master.grad = grad.to(master.dtype, copy=True)
     else:
+        taken.check(name, master.grad)
         master.grad.add_(grad)

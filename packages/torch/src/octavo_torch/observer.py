@@ -102,6 +102,8 @@ class Observer:
         self.observing = observing
         for name, layer in self._layers.items():
             if observing:
+                for probe in self._probes[name]:
+                    probe.begin(layer.recipe)  # `convert` may have given it another one meanwhile
                 layer.probes = self._probes[name]
             elif layer.probes is self._probes[name]:
                 del layer.probes
@@ -159,6 +161,8 @@ def observe(model: nn.Module, *, every: int = 100, rows: int | None = 128) -> Ob
     which changes no share and no SQNR. torch.compile makes one more graph for observed steps. A CUDA graph holds what
     was on while it was captured: capture one while `observing` and one without, and replay the first where
     `observer.observing` says so. Layers that were quantized before the call have no values of that operand.
+
+    `octavo_torch.convert` has an observed step count anew, with the new recipe.
 
     Raises ValueError for arguments that do not fit and for a model without grouped layers.
     """

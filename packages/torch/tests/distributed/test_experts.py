@@ -18,6 +18,9 @@ from moe_layers import RECIPES
 from ranks import WORLD, Ranks
 
 from octavo_torch import Exchange, MoE, explain_exchange
+from octavo_torch.moe.parallel.options import Bounds
+from octavo_torch.moe.parallel.places import leaving
+from octavo_torch.moe.parallel.token_exchange import TokenExchange
 from octavo_torch.moe.parallel.transports.peer import _Message
 
 
@@ -90,6 +93,24 @@ def test_a_message_that_nobody_asks_for_is_waited_for() -> None:
     read.rest()
     del read
     assert waits == [None, "mark", None]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_a_choice_without_room_is_nobodys(dtype: torch.dtype) -> None:
+    """Of 256 experts, whose numbers uint8 holds: a choice that is left out must not come to expert 255."""
+    torch.manual_seed(fresh())
+    tokens, k, ranks, experts = 12, 3, 2, 128
+    choices = torch.randint(256, (tokens, k)).to(dtype)
+    bounds = Bounds(tokens, 4, 8)
+    exchange = TokenExchange(*cast("Any", (None, None, None, None)))
+    exchange._leaving = leaves = leaving(choices, experts, ranks, bounds)
+    assert leaves.filled is not None
+    assert not leaves.kept.all()
+    sent = exchange._choices_that_leave(choices, torch.rand(tokens, k))[leaves.filled, :k]
+    kept = leaves.kept[leaves.senders[leaves.filled]]
+    assert not kept.all()
+    assert torch.equal(sent[~kept], torch.full_like(sent[~kept], -1))
+    assert torch.equal(sent[kept].long(), choices.long()[leaves.senders[leaves.filled]][kept])
 
 
 def test_tokens_travel_as_codes(ranks: Ranks) -> None:

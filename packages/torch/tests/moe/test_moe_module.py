@@ -231,3 +231,20 @@ def test_casting_leaves_the_bias_for_choosing_alone(way: str, rng: np.random.Gen
     assert all(buffer.dtype is torch.float32 for buffer in layer.buffers())
     assert layer.to("meta").choice_bias.is_meta
     assert layer.choice_bias.dtype is torch.float32
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_that_was_cast_leaves_buffers_wide(assign: bool) -> None:
+    """A checkpoint in bf16 gives the buffers values and not its dtype, in which small steps of the bias are lost."""
+    layer, other = (MoE(E, K, F, C, recipe=DelayedScaling(history=4), choice_bias=True, score="sigmoid") for _ in "ab")
+    with torch.no_grad():
+        for buffer in layer.buffers():
+            buffer.copy_(torch.rand(buffer.shape) + 0.5)
+    narrow = {name: value.bfloat16() for name, value in layer.state_dict().items()}
+    other.load_state_dict(narrow, assign=assign)
+    for name, buffer in other.named_buffers():
+        assert buffer.dtype is torch.float32, name
+        assert torch.equal(buffer, narrow[name].float()), name
+    update_scales(other)
+    other.choice_bias += torch.finfo(torch.bfloat16).eps / 16
+    assert not torch.equal(other.choice_bias, narrow["choice_bias"].float())

@@ -381,3 +381,21 @@ def test_fp16_parameters_and_what_is_left_alone() -> None:
     assert torch.equal(half, optimizer.state[half]["master"].half())
     assert torch.equal(idle, torch.ones(3))
     assert optimizer.state[idle]["step"] == 0
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_clipping_leaves_empty_gradients_out(norm_type: float) -> None:
+    """Of a rank without a share of a parameter, such as one without experts: torch has no largest of no values."""
+    parameters = [nn.Parameter(torch.randn(size)) for size in (5, 0, 3)]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    expected = [nn.Parameter(parameter.detach().clone()) for parameter in parameters if parameter.numel()]
+    for ours, theirs in zip((p for p in parameters if p.numel()), expected, strict=True):
+        assert ours.grad is not None
+        theirs.grad = ours.grad.clone()
+    norm = AdamW(parameters).clip_grad_norm_(0.5, norm_type)
+    assert torch.equal(norm, AdamW(expected).clip_grad_norm_(0.5, norm_type))
+    for ours, theirs in zip((p for p in parameters if p.numel()), expected, strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)

@@ -45,6 +45,7 @@ HOSTILE: list[tuple[Callable[[Any], Any], str]] = [
     (group("betas", (0.9, 1.5)), r"betas is \(0.9, 1.5\)"),
     (group("seed", 0.5), "seed is 0.5"),
     (group("amsgrad", True), "amsgrad=True, which is not served"),
+    (group("decoupled_weight_decay", False), r"group 0 is torch.optim.Adam's with weight_decay=0.01"),
     (lambda s: s["state"].update({7: {}}), "state_dict has a state of 7"),
     (lambda s: s["state"].update({0: [1]}), r"state_dict's state of params\[0\]\[0\] is a list"),
     (lambda s: entry(s).pop("master"), "this optimizer keeps exp_avg, exp_avg_sq, exp_avg_sq_tops, .* master, step"),
@@ -128,6 +129,14 @@ def bare(value: Tensor) -> nn.Parameter:
         ({"seed": None}, "seed is None; give an integer"),
         ({"capturable": 1}, "capturable is 1; give True or False"),
         ({"masters": [1]}, "masters is a list"),
+        (
+            {"params": [{"params": [bare(torch.zeros(2))], "maximize": True}]},
+            "maximize is True, an option of torch.optim",
+        ),
+        (
+            {"params": [{"params": [bare(torch.zeros(2))], "amsgrad": True}]},
+            "amsgrad is True, an option of torch.optim",
+        ),
         ({"masters": {bare(torch.zeros(2)): torch.zeros(2)}}, "which is not one of params"),
     ],
 )
@@ -176,9 +185,10 @@ def test_gradients_and_options_that_do_not_fit_change_nothing() -> None:
         with pytest.raises(ValueError, match=r"params\[0\]\[1\].main_grad is"):
             optimizer.step()
     del second.main_grad
-    optimizer.param_groups[0]["lr"] = float("inf")
-    with pytest.raises(ValueError, match="lr is inf"):
-        optimizer.step()
+    for option, wrong in (("lr", float("inf")), ("maximize", True)):
+        optimizer.param_groups[0][option] = wrong
+        with pytest.raises(ValueError, match=f"{option} is {wrong}"):
+            optimizer.step()
     for norm in (0.0, -1.0, float("nan"), "x"):
         with pytest.raises(ValueError, match="max_norm is"):
             optimizer.clip_grad_norm_(norm)  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ class AdamW(Optimizer):
         for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
             check_positive(name, value)
         max_norm, norm_type = float(max_norm), float(norm_type)
-        gradients = self.gradients()
+        gradients = [grad for grad in self.gradients() if grad.numel()]  # torch has no largest of nothing
         norms = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float32) for grad in gradients]
         if not norms:
             return torch.zeros((), dtype=torch.float32)

@@ -16,12 +16,21 @@ Group = Mapping[str, Any]
 """A parameter group, as torch.optim has it: options by name, and `params`."""
 
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "master_dtype", "state_bits", "seed", "capturable")
+UNSERVED = ("amsgrad", "maximize", "differentiable")
+"""Options of torch.optim.AdamW that change what a step is."""
+
 _FLT_MAX = torch.finfo(torch.float32).max
 _MASTER_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def check_group(group: Group) -> None:
     """Raises ValueError for the option that does not fit."""
+    for option in UNSERVED:
+        if group.get(option):
+            raise ValueError(
+                f"{option} is {_shown(group[option])}, an option of torch.optim.AdamW that this step does not have; "
+                "leave it out, or step these parameters with torch.optim.AdamW"
+            )
     check_flag("capturable", group["capturable"])
     _check_rate(group["lr"], group["capturable"])
     betas = group["betas"]

@@ -8,12 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
-from octavo_torch.optimizers.group import OPTIONS, Group, check_group
+from octavo_torch.optimizers.group import OPTIONS, UNSERVED, Group, check_group
 from octavo_torch.optimizers.state import State, checked_entry
 from octavo_torch.optimizers.stepping import Member, States
-
-_UNSERVED = ("amsgrad", "maximize", "differentiable")
-"""Options of torch.optim.AdamW that change what a step is."""
 
 
 def checked_state_dict(
@@ -39,13 +36,18 @@ def checked_state_dict(
                 f"state_dict's group {index} has {len(entry['params'])} parameters and this optimizer's "
                 f"{len(group['params'])}"
             )
-        for option in _UNSERVED:
+        for option in UNSERVED:
             if entry.get(option):
                 raise ValueError(f"state_dict's group {index} has {option}={entry[option]!r}, which is not served")
         kept = {option: entry.get(option, group[option]) for option in OPTIONS}
         kept["capturable"] = group["capturable"]  # of this run, like the device
         lr = kept["lr"]
         check_group({**kept, "lr": float(lr)} if isinstance(lr, Tensor) and lr.numel() == 1 else kept)
+        if kept["weight_decay"] and not entry.get("decoupled_weight_decay", True):
+            raise ValueError(
+                f"state_dict's group {index} is torch.optim.Adam's with weight_decay={kept['weight_decay']!r}, which "
+                "changes gradients, and AdamW's the parameters alone; give the state of a torch.optim.AdamW"
+            )
         rest = {key: value for key, value in group.items() if key not in OPTIONS}
         groups.append({**rest, **kept, "params": entry["params"]})
         numbers += entry["params"]

@@ -34,3 +34,5 @@ def set_recipe(
     for name in ("recipe", "backend", "_stochastic", "_stateful", "_seed", "_unused_amax"):
         module.__dict__[name] = getattr(fresh, name)
     module.reset_buffers()
+    for probe in module.probes:  # of an observer that is counting
+        probe.begin(recipe)

@@ -38,6 +38,12 @@ class Probe:
         """A probe that has counted nothing."""
         return cls(recipe, rows, torch.zeros(len(OPERANDS), len(FIELDS), groups, dtype=torch.float64, device=device))
 
+    def begin(self, recipe: Recipe) -> None:
+        """Count what the quantizers of `recipe` do, from nothing on, where those of another one were counted."""
+        if self.recipe != recipe:
+            self.recipe = recipe
+            self.totals.zero_()
+
     @torch.no_grad()
     def record(self, operand: Operand, value: Tensor, sizes: Sizes | None, state: DelayedState | None) -> None:
         """Count `value`, rows [M, K] with their `sizes` or matrices [G, N, K] with None; no value is read back.

@@ -61,7 +61,7 @@ class RecipeModule(GroupParameters):
     amax_history, encode_scale   float32, present for delayed scaling: a DelayedState's tensors, stacked where a module
                               has the states of several layers. Forward and backward in training mode record;
                               `update_scales()` after a step computes the next scales. Casting the module leaves them
-                              float32
+                              float32, and they are after loading a state dict of any dtype
     """
 
     recipe: Recipe
@@ -193,6 +193,11 @@ class RecipeModule(GroupParameters):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
+        for name in self._fp32_buffers:
+            loaded = self._buffers.get(name)
+            # with assign=True it is the checkpoint's tensor, whatever that was cast to
+            if loaded is not None and loaded.dtype is not torch.float32:
+                self._buffers[name] = loaded.to(torch.float32)
         explain_keys(self._buffers, self.recipe, state_dict, prefix, *rest[2:4])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

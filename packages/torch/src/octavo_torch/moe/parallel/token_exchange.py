@@ -209,8 +209,8 @@ class TokenExchange:
     def _choices_that_leave(self, choices: Tensor, weights: Tensor) -> Tensor:
         """int32 [n, 2 k]: the choices of each token that is sent, and the bits of their weights as fp32."""
         leaves = self._leaving
-        kept = torch.where(leaves.kept, choices, -1)
-        both = torch.cat((kept.to(torch.int32), weights.float().view(torch.int32)), 1)[leaves.senders]
+        kept = torch.where(leaves.kept, choices.to(torch.int32), -1)  # uint8 has no -1
+        both = torch.cat((kept, weights.float().view(torch.int32)), 1)[leaves.senders]
         # an empty place has the token of another one, and nobody's choices
         return both if leaves.filled is None else both.masked_fill_(~leaves.filled[:, None], -1)
 
