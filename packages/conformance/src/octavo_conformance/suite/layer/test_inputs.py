@@ -62,8 +62,8 @@ def test_quantize_writes_no_weight(case: Case, rng: Rng) -> None:
 
 @needs("gemm", variants.gemms)
 def test_gemm_writes_no_input(case: Case, rng: Rng) -> None:
-    """Codes, scales, unquantized operands, group sizes and a bias are as they were: a layer's forward and backward share
-    w, x and the sizes. Operands in a layout of the backend's own are its own business."""
+    """Codes, scales, unquantized operands, group sizes and a bias are as they were: a layer's forward and backward
+    share w, x and the sizes. Operands in a layout of the backend's own are its own business."""
     problem = draw_problem(rng, case.dtype)
     _, N, K = problem.w.shape
     plan = case.plan(case.gemm, k=K, n=N, groups=len(problem.sizes))
