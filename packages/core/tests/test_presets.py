@@ -24,6 +24,9 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         octavo.recipe("fp8")  # closer to mxfp8 in its letters
     with pytest.raises(octavo.RecipeError, match=r"got 'MXFP8'; did you mean mxfp8\?"):
         octavo.recipe("MXFP8")
+    for kind, recipe in octavo.Recipe.kinds().items():  # the class's name, as Python has it
+        with pytest.raises(octavo.RecipeError, match=rf"got '{recipe.__name__}'; did you mean {kind}\?"):
+            octavo.recipe(recipe.__name__)
     with pytest.raises(octavo.RecipeError) as caught:
         octavo.recipe("x" * 100_000)
     assert len(str(caught.value)) < 1_000

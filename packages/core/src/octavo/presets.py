@@ -51,12 +51,15 @@ def recipe(name: str, **changes: Any) -> Recipe:
     if not isinstance(name, str):
         raise RecipeError(f"recipe: got {shown(name)}, a {type(name).__name__}; give the name of a preset or a kind")
     preset = PRESETS.get(name)
-    if preset is None and name in (kinds := Recipe.kinds()):
+    kinds = Recipe.kinds()
+    if preset is None and name in kinds:
         preset = kinds[name](kind=name)
     if preset is not None:
         return preset.replace(**changes) if changes else preset
-    known = [*PRESETS, *sorted(set(Recipe.kinds()) - set(PRESETS))]
-    raise RecipeError(f"recipe: got {shown(name)}{did_you_mean(name, known)}; known names are {', '.join(known)}")
+    known = [*PRESETS, *sorted(set(kinds) - set(PRESETS))]
+    of_classes = {kinds[kind].__name__: kind for kind in kinds}
+    hint = f"; did you mean {of_classes[name]}?" if name in of_classes else did_you_mean(name, known)
+    raise RecipeError(f"recipe: got {shown(name)}{hint}; known names are {', '.join(known)}")
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:

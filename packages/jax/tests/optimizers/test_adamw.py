@@ -277,6 +277,19 @@ def test_numbers_may_be_numpys(rng: np.random.Generator) -> None:
         AdamW(1e-3, eps=kinds[1]("nan"))
 
 
+def test_a_parameter_may_be_a_number(rng: np.random.Generator) -> None:
+    """A temperature that a model keeps as a number of Python's or numpy's steps as an array does, as in optax."""
+    value, grad = (float(np.float32(drawing)) for drawing in rng.standard_normal(2))
+    stepped = []
+    for kind in (jnp.float32, float, np.float32):
+        params, grads = {"t": kind(value)}, {"t": kind(grad)}
+        new, state = AdamW(1e-2).step(params=params, grads=grads, state=AdamW(1e-2).init(params))
+        updates, _ = adamw(1e-2).update(grads, adamw(1e-2).init(params), params)
+        stepped.append((new, state, updates))
+    for other in stepped[1:]:
+        assert jax.tree.all(jax.tree.map(same, stepped[0], other))
+
+
 def test_a_delayed_state_is_no_parameter() -> None:
     """A step would subtract from scales and histories what is their new value; masked, it is left alone."""
     params = {"kernel": jnp.ones((2, 3)), "state": octavo_jax.init_delayed("fp8-delayed", 2)}

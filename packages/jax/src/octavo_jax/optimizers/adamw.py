@@ -167,7 +167,7 @@ class AdamW:
             if params is None:
                 raise ValueError("params is None; call update(grads, state, params): AdamW steps values")
             new, after = self.step(updates, state, params)
-            return jax.tree.map(lambda n, p: n.astype(jnp.float32) - p.astype(jnp.float32), new, params), after
+            return jax.tree.map(lambda n, p: n.astype(jnp.float32) - jnp.asarray(p, jnp.float32), new, params), after
 
         return optax.GradientTransformationExtraArgs(self.init, update)
 
@@ -229,9 +229,9 @@ def adamw(
 
 
 def _flattened(params: Tree) -> tuple[list[tuple[Any, Any]], Any]:
-    """Pairs of path and leaf, and the structure."""
+    """Pairs of path and leaf, an array, and the structure."""
     paths, tree = jax.tree_util.tree_flatten_with_path(params)
-    return paths, tree
+    return [(path, jnp.asarray(leaf)) for path, leaf in paths], tree
 
 
 def _check_no_states(params: Tree) -> None:
