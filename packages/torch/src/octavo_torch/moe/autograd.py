@@ -52,14 +52,14 @@ _after = _operators.define(
 """`value` again, which a compiler cannot have before `earlier`."""
 
 
-class Shelf:
+class SavedByName:
     """Tensors that autograd keeps from forward to backward, by name."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor | None] = []
         self.places: dict[str, Saved] = {}
 
-    def put(
+    def add(
         self, name: str, value: Matrix | None, own: bool = False, planes: tuple[str, ...] = PLANES_OF["columnwise"]
     ) -> None:
         """Keeps `value`, of a quantized one these planes; nothing where there is no value. `own`: see Saved."""
@@ -72,7 +72,7 @@ class Shelf:
 class MoeContext(Context, Protocol):
     """autograd's ctx of a MoE layer.
 
-    shelf    what is kept where, by name
+    saved    what is kept where, by name
     seeds    with which forward rounded, where they are integers
     reader   reads h's codes, where they are kept
     freed    a backward has given back what it has read
@@ -80,7 +80,7 @@ class MoeContext(Context, Protocol):
     """
 
     call: MoeCall
-    shelf: dict[str, Saved]
+    saved: dict[str, Saved]
     seeds: list[DrawnSeed]
     reader: RowReader | None
     freed: bool
@@ -104,15 +104,16 @@ class MoeFunction(FirstOrderFunction):
     ) -> Tensor:
         """y [T, N]; `anchor` is a DelayedWgrad's."""
         operands = MoeOperands(x, w1, w2, weights, bias1, bias2)
-        there, arrived, arriving = arrive(call, choices, operands)
-        result = forward(call, there, arrived, arriving)
-        shelf = _kept(call, there, arrived, result)
+        dtypes = dtypes_of(*operands, anchor)
+        choices, operands, arriving = arrive(call, choices, operands)
+        result = forward(call, choices, operands, arriving)
+        saved = _kept(call, choices, operands, result)
         call.release()
-        ctx.save_for_backward(*shelf.tensors)
-        ctx.shelf, ctx.call, ctx.freed = shelf.places, call, False
+        ctx.save_for_backward(*saved.tensors)
+        ctx.saved, ctx.call, ctx.freed = saved.places, call, False
         ctx.seeds = [None if isinstance(seed, Tensor) else seed for seed in result.seeds]
         ctx.reader = result.h.reader if isinstance(result.h, RowCodes) else None
-        ctx.dtypes = dtypes_of(*operands, anchor)
+        ctx.dtypes = dtypes
         return result.y
 
     @staticmethod
@@ -123,47 +124,47 @@ class MoeFunction(FirstOrderFunction):
             return (None, None, *run_backward(_backward, ctx, dy))
 
 
-def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward) -> Shelf:
+def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward) -> SavedByName:
     """What backward reads, of all gradients that may be asked for."""
-    fc1, fc2, shelf = call.plan.fc1, call.plan.fc2, Shelf()
+    fc1, fc2, saved = call.plan.fc1, call.plan.fc2, SavedByName()
     call.forget_sizes()
     reads_h = fc2.need_dx or fc2.need_dw
     if call.form == "keep_all":
         for name, value in (*result.places._asdict().items(), ("sizes", result.sizes)):
-            shelf.put(name, value)
+            saved.add(name, value)
         if fc1.need_dw:
             gathers = call.moe.wgrad_gathers
-            shelf.put("x", result.tokens if gathers else result.x, own=not gathers)
+            saved.add("x", result.tokens if gathers else result.x, own=not gathers)
         if fc2.need_dw and fc2.quantized_wgrad:
-            shelf.put("a", result.a, own=True)
+            saved.add("a", result.a, own=True)
     else:
-        shelf.put("choices", choices)
+        saved.add("choices", choices)
         if fc1.need_dw or (reads_h and call.form == "recompute"):
-            shelf.put("x", result.tokens)
+            saved.add("x", result.tokens)
     if reads_h or operands.bias2 is not None:
-        shelf.put("weights", operands.weights)
-        shelf.put("bias2", operands.bias2)
+        saved.add("weights", operands.weights)
+        saved.add("bias2", operands.bias2)
     h = result.h if reads_h else None
     if isinstance(h, RowCodes):
-        shelf.put("h", h.codes)
-        shelf.put("h_scales", h.scales)
+        saved.add("h", h.codes)
+        saved.add("h_scales", h.scales)
     else:
-        shelf.put("h", h)
+        saved.add("h", h)
     if reads_h and call.form == "recompute":
-        shelf.put("bias1", operands.bias1)
-    _keep_weight("w1", call, operands.w1, result.w1, shelf)
-    _keep_weight("w2", call, operands.w2, result.w2, shelf)
+        saved.add("bias1", operands.bias1)
+    _keep_weight("w1", call, operands.w1, result.w1, saved)
+    _keep_weight("w2", call, operands.w2, result.w2, saved)
     if call.form == "keep_all" and call.weight_codes == "keep":
-        return shelf
+        return saved
     for number, layer_call in enumerate((call.fc1, call.fc2)):
         # a caller's own seed may be counted on before backward, and so may the scales
         seed = result.seeds[number]
-        shelf.put(f"seed{number}", seed.clone() if isinstance(seed, Tensor) else None)
-        shelf.put(f"scale{number}", None if layer_call.state is None else layer_call.state.scale.clone())
-    return shelf
+        saved.add(f"seed{number}", seed.clone() if isinstance(seed, Tensor) else None)
+        saved.add(f"scale{number}", None if layer_call.state is None else layer_call.state.scale.clone())
+    return saved
 
 
-def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read: Matrix, shelf: Shelf) -> None:
+def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read: Matrix, saved: SavedByName) -> None:
     """The codes or the weight itself, as dgrad reads it, and of w1 also fprop where that is computed again."""
     layer, codes = (call.plan.fc1, call.fc1.w_codes) if name == "w1" else (call.plan.fc2, call.fc2.w_codes)
     multiplies = name == "w1" and call.form == "recompute" and (call.plan.fc2.need_dx or call.plan.fc2.need_dw)
@@ -173,9 +174,9 @@ def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read:
     reads_weight = (multiplies and not layer.quantized_fprop) or (layer.need_dx and not layer.quantized_dgrad)
     keeps_codes = isinstance(read, GroupedTensor) and (codes is not None or call.weight_codes == "keep")
     if reads_codes and keeps_codes:
-        shelf.put(f"{name}_codes", read, codes is None, reads_codes)
+        saved.add(f"{name}_codes", read, codes is None, reads_codes)
     if reads_weight or (reads_codes and not keeps_codes):
-        shelf.put(name, weight)
+        saved.add(name, weight)
 
 
 class _KeptOperands:
@@ -183,7 +184,7 @@ class _KeptOperands:
 
     def __init__(self, ctx: MoeContext, dy: Tensor) -> None:
         call = self._call = ctx.call
-        self._shelf, self._tensors, self._reader = ctx.shelf, ctx.saved_tensors, ctx.reader
+        self._saved, self._tensors, self._reader = ctx.saved, ctx.saved_tensors, ctx.reader
         self._ctx, self._frees = ctx, may_free(dy)
         check_whole(ctx.freed)
         # a list, which gives them up: they are not held to the end of the backward
@@ -263,7 +264,7 @@ class _KeptOperands:
         call = self._call
         if not call.plan.fc2.quantized_wgrad:
             return activation_again(call, h, self.probs, seed)
-        if "a" in self._shelf:
+        if "a" in self._saved:
             return self._kept("a")
         _, codes = activation_of(self._backward_call(), h, self.probs, self._seeds[1])
         assert codes is not None  # a quantized wgrad reads them
@@ -286,12 +287,12 @@ class _KeptOperands:
         self._ctx.freed = True
         if name == "h":
             for part in ("h", "h_scales"):
-                if part in self._shelf:
+                if part in self._saved:
                     free_saved(self._tensor(part))
             return
-        saved = self._shelf.get(f"{name}_codes" if name in ("w1", "w2") else name)
-        if saved is not None:
-            saved.free(self._tensors)
+        kept = self._saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
+        if kept is not None:
+            kept.free(self._tensors)
 
     def _weight(self, name: Literal["w1", "w2"]) -> Matrix:
         """As dgrad reads it."""
@@ -309,7 +310,7 @@ class _KeptOperands:
         return quantize_operand(layer_call, quantize, "w", weight, self._seeds[number])
 
     def _kept(self, name: str) -> Matrix:
-        value = self._shelf[name].load(self._tensors)
+        value = self._saved[name].load(self._tensors)
         if isinstance(value, GroupedTensor):
             value.group_sizes = group_sizes_of(self.sizes)
         return value
@@ -318,16 +319,16 @@ class _KeptOperands:
         return self._call.again(self._call.moe.backward, self._scales)
 
     def _codes(self, name: str) -> GroupedTensor | None:
-        saved = self._shelf.get(f"{name}_codes")
-        codes = None if saved is None else saved.load(self._tensors)
+        kept = self._saved.get(f"{name}_codes")
+        codes = None if kept is None else kept.load(self._tensors)
         assert not isinstance(codes, Tensor)
         return codes
 
     def _get(self, name: str) -> Tensor | None:
-        return self._tensor(name) if name in self._shelf else None
+        return self._tensor(name) if name in self._saved else None
 
     def _tensor(self, name: str) -> Tensor:
-        value = self._shelf[name].load(self._tensors)
+        value = self._saved[name].load(self._tensors)
         assert isinstance(value, Tensor)
         return value
 

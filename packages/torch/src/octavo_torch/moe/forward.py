@@ -86,8 +86,8 @@ def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tenso
         return choices, operands, lambda: operands.x
     underway = call.token_exchange.dispatch(operands.x, operands.weights, choices)
     _quantize_weights(call, operands)
-    there, weights = underway.choices()
-    return there, operands._replace(weights=weights), underway.tokens
+    choices, weights = underway.choices()
+    return choices, operands._replace(weights=weights), underway.tokens
 
 
 def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
