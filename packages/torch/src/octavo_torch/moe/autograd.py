@@ -157,9 +157,9 @@ def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForw
     if call.form == "keep_all" and call.weight_codes == "keep":
         return saved
     for number, layer_call in enumerate((call.fc1, call.fc2)):
-        # a caller's own seed may be counted on before backward, and so may the scales
         seed = result.seeds[number]
-        saved.add(f"seed{number}", seed.clone() if isinstance(seed, Tensor) else None)
+        saved.add(f"seed{number}", seed if isinstance(seed, Tensor) else None)
+        # a step may end, which computes other scales, before backward
         saved.add(f"scale{number}", None if layer_call.state is None else layer_call.state.scale.clone())
     return saved
 
