@@ -77,6 +77,14 @@ def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
         )
 
 
+def test_groups_are_kept_by_their_two_largest_scores(rng: np.random.Generator) -> None:
+    """Two good experts (0.88 each) are worth more than the best one and a middling one (0.98 and 0.5)."""
+    of_groups = np.array([[4.0, 0.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    logits = rng.permuted(np.stack([rng.permutation(of_groups) for _ in range(T)]), axis=2).reshape(T, E)
+    made = choose_experts(jnp.asarray(logits, jnp.float32), 2, score="sigmoid", groups=4, kept_groups=1)
+    assert made.choices.tolist() == [np.flatnonzero(row == 2.0).tolist() for row in logits]
+
+
 def test_every_way_of_running_gives_the_same_choices(rng: np.random.Generator) -> None:
     """Under jit and vmap the same bits of choices; a policy of jax.checkpoint that saves them does not search again."""
     logits = _logits(rng)

@@ -55,6 +55,16 @@ def test_router_is_its_definition(name: str, rng: np.random.Generator) -> None:
             np.testing.assert_allclose(value.item(), expected[loss], rtol=FP32)
 
 
+def test_groups_are_kept_by_their_two_largest_scores(rng: np.random.Generator) -> None:
+    """Two good experts (0.88 each) are worth more than the best one and a middling one (0.98 and 0.5)."""
+    of_groups = np.array([[4.0, 0.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    logits = rng.permuted(np.stack([rng.permutation(of_groups) for _ in range(T)]), axis=2).reshape(T, E)
+    made = choose_experts(
+        torch.from_numpy(logits).float(), 2, score="sigmoid", groups=4, kept_groups=1, backend=REFERENCE
+    )
+    assert made.choices.tolist() == [np.flatnonzero(row == 2.0).tolist() for row in logits]
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_a_rank_without_tokens_chooses_nothing(name: str) -> None:
     """No choices, counts of zero, and losses and gradients that are zero and not NaN: a mean over no token is one."""
