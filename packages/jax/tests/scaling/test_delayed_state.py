@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import octavo
 import octavo_jax
@@ -84,6 +85,7 @@ def test_update_of_any_amax(algorithm: Any, rng: np.random.Generator) -> None:
             expected = _definition(state)
             for _ in range(4):
                 amax = (rng.integers(0, 0x7FA00000, 64) * (rng.random(64) < 0.8)).astype(np.uint32).view(np.float32)
+                amax[rng.permutation(64)[:4]] = np.nan, np.nan, np.inf, 1e-40  # a draw of all bits is hardly ever these
                 state = octavo_jax.record_amax(state, jnp.asarray(amax))
                 state = octavo_jax.update_delayed(DelayedState(state, state, state), recipe).x
                 expected = octavo_numerics.record_amax(expected, amax)
@@ -142,16 +144,27 @@ def test_a_batch_that_shares_a_state_records_one_maximum(rng: np.random.Generato
         state = octavo_jax.update_delayed(expected, RECIPE)
 
 
-def test_amaxes_are_reduced_over_named_axes() -> None:
-    """A member without tokens takes part and gets the others' maximum (faults.md 54, 55)."""
+@pytest.mark.parametrize("way", ["vmap", "shard_map"])
+def test_amaxes_are_reduced_over_named_axes(way: str) -> None:
+    """A member without tokens takes part and gets the others' maximum, of states of their own (faults.md 54, 55)."""
     state = octavo_jax.init_delayed(RECIPE, 2)
     amax = jnp.array([[3.0, 0.0], [0.0, 0.0], [7.0, 2.0]])
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(amax)), state)
 
-    def member(amax: Any) -> Any:
+    def member(state: DelayedState, amax: Any) -> Any:
         slot = octavo_jax.record_amax(state.x, amax)
         return octavo_jax.update_delayed(DelayedState(slot, slot, slot), RECIPE, axis_name="ranks").x.history[-1]
 
-    assert np.array_equal(jax.jit(jax.vmap(member, axis_name="ranks"))(amax), [[7, 2]] * 3)
+    if way == "vmap":
+        run = jax.vmap(member, axis_name="ranks")
+    else:
+        mesh = jax.sharding.Mesh(jax.devices()[: len(amax)], "ranks")
+
+        def shard(states: DelayedState, amaxes: Any) -> Any:
+            return member(jax.tree.map(lambda leaf: leaf[0], states), amaxes[0])[None]
+
+        run = jax.shard_map(shard, mesh=mesh, in_specs=P("ranks"), out_specs=P("ranks"))
+    assert np.array_equal(jax.jit(run)(states, amax), [[7, 2]] * 3)
 
 
 def test_a_quantizer_set_carries_the_state() -> None:
