@@ -187,3 +187,21 @@ def test_outputs_are_new_arrays(power_of_two: bool, rng: np.random.Generator) ->
     assert np.array_equal(x, before)
     assert q.rowwise is not None
     assert not np.shares_memory(q.rowwise, x)
+
+
+@pytest.mark.parametrize("scaling", ["current", "nvfp4"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_makes_its_group_nan(scaling: str, bad: float, rng: np.random.Generator) -> None:
+    """It wins the amax that the whole group is scaled by, wherever it stands; the others keep their bits."""
+    spec = QuantizerSpec(scaling=scaling, format="e2m1" if scaling == "nvfp4" else "e4m3", orientation="both")  # type: ignore[arg-type]
+    x, sizes = rng.standard_normal((48, 32)).astype(np.float32), [16, 0, 20, 12]
+    clean = quantize(x, spec, sizes)
+    for row in (16, int(rng.integers(17, 35)), 35):
+        broken = x.copy()
+        broken[row, rng.integers(32)] = bad
+        q = quantize(broken, spec, sizes)
+        for direction in ("rowwise", "columnwise"):
+            values, before = dequantize(q, direction), dequantize(clean, direction)
+            assert np.isnan(values[16:36]).all()
+            assert values[:16].tobytes() == before[:16].tobytes()
+            assert values[36:].tobytes() == before[36:].tobytes()

@@ -5,6 +5,7 @@ Nothing is dropped, nothing depends on an order of sums, and what is left out ma
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -285,6 +286,9 @@ def test_weights_of_choices_that_are_left_out_have_no_gradient(rng: np.random.Ge
             )
 
         (of_y,), (of_factors,), routing = gradients(weights)
+        # weights that no `arrange` has masked
+        _, pull = jax.vjp(lambda own, kept=kept: moe.row_weights(replace(kept, weights=own)), jnp.asarray(weights))
+        assert np.array_equal(pull(jnp.asarray(factors))[0], of_factors)
         position = np.asarray(routing.position)
         for token, choice in np.ndindex(tokens, k):
             here = position[token, choice]

@@ -172,7 +172,7 @@ def compile_for(written: Written, chip: int) -> dict[str, Any]:
         "spilled": int(used[2]),
         "shared": made.metadata.shared,
         "warps": written.constants["num_warps"],
-        "inexact": sorted(set(re.findall(r"\.ftz|\bfma\.rn\.f32|\bdiv\.full\.f32|\bdiv\.approx", ptx))),
+        "inexact": sorted(set(re.findall(r"\.ftz|\bfma\.rn\.f32|\b(?:div\.full|(?:div|rcp|sqrt)\.approx)", ptx))),
         "products": sorted(set(re.findall(r"\b(?:mma|wgmma|tcgen05)[\w.:]*", ptx))),
     }
 
