@@ -95,9 +95,9 @@ def compare(rows: list[dict[str, Any]], name: str) -> None:
         ):
             if base is not None:
                 row[key] = {"tokens_per_second": round(base["step_ms"] / row["step_ms"], 4)}
-                for name in ("experts_ms", "experts_share", "peak_bytes"):
-                    if row.get(name):
-                        row[key][name.removesuffix("_bytes")] = round(row[name] / base[name], 4)
+                for figure in ("experts_ms", "experts_share", "peak_bytes"):
+                    if row.get(figure):
+                        row[key][figure.removesuffix("_bytes")] = round(row[figure] / base[figure], 4)
     for row in rows:
         if row["optimizer"] == name:
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

@@ -63,8 +63,9 @@ def test_lora_is_measured_in_every_way(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("model", ["qwen3-moe", "gpt-oss"])
-def test_whole_models_take_turns(model: str, tmp_path: Path) -> None:
-    """One model serves every way and each optimizer, and the experts' time is a part of the step's."""
+def test_whole_models_take_turns(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One model serves every way and each optimizer, whose rows are printed, and the experts' time is a part of the
+    step's."""
     pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
     output = tmp_path / "speed.json"
     ways = ("grouped_mm", "bf16", "fp8-block/lean/remake/linears")
@@ -72,6 +73,10 @@ def test_whole_models_take_turns(model: str, tmp_path: Path) -> None:
     tiny = ("--quick", "--device", "cpu", "--turns", "2", "--calls", "1", "--output", str(output))
     run(ROOT / "benchmarks" / "whole_models", "speed", model, *chosen, *tiny)
     rows = json.loads(output.read_text())["rows"]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if "over_grouped_mm" in line] == [
+        "  ".join(f"{key} {value}" for key, value in row.items()) for row in rows
+    ]
     assert [(row["optimizer"], row["way"]) for row in rows] == [
         (name, way) for name in ("torch", "octavo") for way in ways
     ]

@@ -143,8 +143,8 @@ def test_experts_have_the_bits(name: str, interleave: int | None, device: str, r
         for other in orders:
             made = results(moe, other)
             assert_equal(made, expected, (form, codes, one))
-            for dw, name in zip(made[2:4], ("w1", "w2"), strict=True):
-                assert dw.stride() == other[name].stride()
+            for dw, weight in zip(made[2:4], ("w1", "w2"), strict=True):
+                assert dw.stride() == other[weight].stride()
 
 
 @pytest.mark.parametrize("device", DEVICES)
