@@ -24,10 +24,8 @@ class Place:
 
 def place_of_caller() -> Place:
     """The innermost line outside of Octavo and the frameworks; `<unknown>:0` where there is none."""
-    for frame in _frames(sys._getframe(1)):
-        if _is_users(frame):
-            return Place(frame.f_code.co_filename, frame.f_lineno)
-    return Place("<unknown>", 0)
+    frame = next(filter(_is_users, _frames(sys._getframe(1))), None)
+    return Place("<unknown>", 0) if frame is None else Place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def stacklevel_of_caller() -> int:

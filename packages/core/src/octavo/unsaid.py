@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from enum import Enum
+
+from octavo.caller import stacklevel_of_caller
 
 
 class Unsaid(Enum):
@@ -17,9 +20,10 @@ class Unsaid(Enum):
 UNSAID = Unsaid.UNSAID
 
 
-def without_recipe(module: object) -> str:
-    """What a module of this class warns of."""
-    return (
+def warn_without_recipe(module: object) -> None:
+    """A UserWarning at the line that makes `module`."""
+    warnings.warn(
         f"{type(module).__name__} was created without a recipe and computes in high precision; give one, such as "
-        "recipe='mxfp8', or recipe=None if that is intended"
+        "recipe='mxfp8', or recipe=None if that is intended",
+        stacklevel=stacklevel_of_caller(),
     )

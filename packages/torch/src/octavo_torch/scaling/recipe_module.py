@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -13,8 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from octavo import Recipe
-from octavo.caller import stacklevel_of_caller
-from octavo.unsaid import UNSAID, Unsaid, without_recipe
+from octavo.unsaid import UNSAID, Unsaid, warn_without_recipe
 from octavo_torch.arrays.checks import brief, check_count, check_flag, check_module, known_backends
 from octavo_torch.arrays.group_parameters import GroupParameters, PerGroup, kinds_per_group
 from octavo_torch.arrays.per_group import Weights
@@ -103,7 +101,7 @@ class RecipeModule(GroupParameters):
         self.main_grad, self.room = options.main_grad, options.room
         of_codes = recipe_of_parameters()
         if options.recipe is UNSAID and of_codes is None:
-            warnings.warn(without_recipe(self), stacklevel=stacklevel_of_caller())
+            warn_without_recipe(self)
         self.recipe = recipe_of(of_codes if isinstance(options.recipe, Unsaid) else options.recipe)
         self.weights_as_codes = of_codes is not None and self.recipe == of_codes
         # a recipe's properties are Python calls, too slow for every forward
