@@ -68,6 +68,11 @@ def widened(integers: Array) -> Array:
     return integers.astype(jnp.int32) if integers.dtype.itemsize < 4 else integers
 
 
+def end_of(group_sizes: Array) -> Array:
+    """int32, the row after the last one that is a group's; `jnp.sum` alone is int64 with 64-bit types turned on."""
+    return jnp.sum(group_sizes, dtype=jnp.int32)
+
+
 def as_int32(integers: Array | np.ndarray) -> Array:
     """`integers` as int32, those that do not fit as the nearest one that does."""
     # numpy's are clamped by numpy: JAX would drop the upper halves of 64 bits first

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo_jax.arrays.recipes import as_recipe
+from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.device import device_of
 from octavo_jax.mlp.mlp import States
 from octavo_jax.moe.arrangement import arrange, arranged
@@ -66,7 +67,7 @@ def _gathered(
     routing = arrange(local, weights, experts.number, rows=rows, checkpoint_name=name)
     parts, state = experts.routed(everywhere(x, token_exchange), routing)
     chosen = jnp.sum((local >= 0) & (local < experts.number), dtype=jnp.int32)
-    return home(parts, token_exchange), chosen - jnp.sum(routing.group_sizes, dtype=jnp.int32), state
+    return home(parts, token_exchange), chosen - end_of(routing.group_sizes), state
 
 
 def _ragged(

@@ -16,6 +16,7 @@ from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.sizes import end_of
 from octavo_jax.linear.arguments import as_array
 from octavo_jax.moe.arrangement import Routing, check_routing
 
@@ -30,14 +31,14 @@ def permute(x: Array, routing: Routing) -> Array:
     x = as_array("x", x)
     check_routing(routing)
     _check_first(x, routing.position.shape[0], "x", "one row per token")
-    rows: Array = _permuted(*as_jax((x, routing.order, routing.position, _end(routing))))
+    rows: Array = _permuted(*as_jax((x, routing.order, routing.position, end_of(routing.group_sizes))))
     return rows
 
 
 def row_weights(routing: Routing) -> Array:
     """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
     check_routing(routing)
-    arrays = routing.weights, routing.order, routing.position, _end(routing)
+    arrays = routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
     weights: Array = _ordered(*as_jax(arrays))
     return weights
 
@@ -60,15 +61,10 @@ def combine(
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")
     _check_first(rows, routing.order.shape[0], "rows", "one row a choice")
     rows, weights = as_jax((rows, routing.weights))
-    where = as_jax((routing.order, routing.position, _end(routing)))
+    where = as_jax((routing.order, routing.position, end_of(routing.group_sizes)))
     dtype = element_type(preferred_element_type, rows.dtype)
     y: Array = _combined(rows, weights, *where, dtype) if weighted else _summed(rows, *where, dtype)
     return y
-
-
-def _end(routing: Routing) -> Array:
-    """The row after the last one that is a choice's, int32 with 64-bit types turned on, too."""
-    return jnp.sum(routing.group_sizes, dtype=jnp.int32)
 
 
 def _check_first(x: Array, needed: int, name: str, what: str) -> None:

@@ -172,7 +172,7 @@ class AdamW:
         return optax.GradientTransformationExtraArgs(self.init, update)
 
     def _new(self, name: str, leaf: Array) -> _Leaf:
-        leaf, wanted = jnp.asarray(leaf), jnp.dtype(self.master_dtype)
+        wanted = jnp.dtype(self.master_dtype)
         if leaf.dtype not in _DTYPES:
             raise ValueError(f"params{name} has dtype {leaf.dtype}; AdamW steps float32, bfloat16 and float16")
         if leaf.dtype == jnp.float16 and wanted == jnp.bfloat16:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.recipe_base import Gemm
+from octavo_jax.arrays.sizes import end_of
 from octavo_jax.linear.computed_operands import ComputedOperand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import Context, GemmOperand, wgrad_x
 from octavo_jax.mlp import autograd as mlp_autograd
@@ -60,7 +61,7 @@ def _forward(
     arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs)
     x1 = _x_of_tokens(plan, rows, Tokens(a.x, *places), states, context)
     (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context, x1)
-    end = jnp.sum(context.group_sizes, dtype=jnp.int32)
+    end = end_of(context.group_sizes)
     if plan.on_output:
         y = weighted_sum(results, a.weights, places.position, end, dtype=plan.out_dtype)
     else:
@@ -121,7 +122,7 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
     if plan.form != "keep_all" or plan.weight_codes == "remake":
         # Without it XLA would keep the forward's own values for what is made again, which is the same expression.
         kept, dy = lax.optimization_barrier((kept, dy))  # type: ignore[no-untyped-call]
-    (order, position), end = kept.places, jnp.sum(kept.context.group_sizes, dtype=jnp.int32)
+    (order, position), end = kept.places, end_of(kept.context.group_sizes)
     made = MadeAgain(kept)
     saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), made.results, kept.weights)
     dy_codes = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jax import Array
 
 from octavo.quantizer import Operand
 from octavo.recipe_base import READERS, Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, named
 from octavo_jax.quantizers.derivatives import undifferentiated
@@ -52,7 +52,7 @@ def quantize_tokens(
     of_tokens = plan.bound.of_tokens
     assert of_tokens is not None
     arguments = context.quantizer_arguments(plan, operand, history)
-    routed = tokens.position < jnp.sum(context.group_sizes, dtype=jnp.int32)
+    routed = tokens.position < end_of(context.group_sizes)
     given = undifferentiated(tokens.x), tokens.order, tokens.position, routed
     if layer.placement is None:
         x, *choices = given
