@@ -15,7 +15,7 @@ from octavo_registry.cli.why.emulated import Emulated, emulated_by_cards, emulat
 from octavo_registry.cli.why.graph import Ways, ways, ways_json
 from octavo_registry.cli.why.kernels import Kernels, ask, kernels_json
 from octavo_registry.cli.why.parts import Part, compose_parts
-from octavo_registry.cli.why.question import COMPOSED, LAYER, Question
+from octavo_registry.cli.why.question import COMPOSED, MLP, MOE, Question
 from octavo_registry.contract.plan import Decision, Plan, decision_table
 from octavo_registry.contract.request import Request
 from octavo_registry.discovery.install import what_is_missing
@@ -94,18 +94,15 @@ def answer(question: Question, backend: Sequence[str] | None, rows: int | None) 
     obstacle = ""
     emulated: Sequence[Emulated] = ()
     try:
-        if question.op in (*GEMMS, LAYER):
-            layer = octavo_registry.plan_layer(question.layer, backend=backend)
-            emulated = emulated_in([layer])
-        elif question.op in COMPOSED:
+        if question.op in (MLP, MOE):
             parts = compose_parts(question, backend)
-            emulated = emulated_in(
-                octavo_registry.plan_layer(one, backend=backend) for one in question.layers().values()
-            )
+        if question.op in (*GEMMS, *COMPOSED):
+            layers = [octavo_registry.plan_layer(one, backend=backend) for one in question.layers().values()]
+            emulated = emulated_in(layers)
+            layer = None if question.op in (MLP, MOE) else layers[0]
         if question.op in COMPOSED:
             # not those of the request by itself: a layer may transpose w, or pass over whoever needs another layout
-            fprop = octavo_registry.plan_layer(next(iter(question.layers().values())), backend=backend).fprop
-            request, decisions = fprop.request, fprop.decisions
+            request, decisions = layers[0].fprop.request, layers[0].fprop.decisions
     except NoBackendError as error:
         # the verdicts that stand above are not said twice
         repeated = decision_table(error.decisions) == decision_table(decisions)
