@@ -28,6 +28,11 @@ def arguments_for(spec: QuantizerSpec, rng: Rng, groups: int) -> dict[str, Any]:
     return {}
 
 
+def as_given(case: Case, arguments: dict[str, Any]) -> dict[str, Any]:
+    """`arguments_for` with scales in the framework's array."""
+    return arguments | {"scale": case.array(arguments["scale"])} if "scale" in arguments else arguments
+
+
 def pair(case: Case, x: Array, sizes: Array | None, **arguments: Any) -> tuple[Any, QuantizedArray]:
     """(the framework's GroupedTensor, the definition's tensor)."""
     spec = arguments.pop("spec", case.spec)

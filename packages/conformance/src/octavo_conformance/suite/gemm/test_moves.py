@@ -12,7 +12,7 @@ from octavo_conformance.cards import variants
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor
 from octavo_conformance.oracles.functions import U
-from octavo_conformance.oracles.quantizing import arguments_for
+from octavo_conformance.oracles.quantizing import arguments_for, as_given
 from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw
 from octavo_numerics import quantize
@@ -156,10 +156,8 @@ def test_codes_of_tokens(case: Case, rng: Rng) -> None:
         rows = x[routing.order // CHOICES]
         arguments = arguments_for(case.spec, rng, GROUPS)
         expected = quantize(rows, case.spec, routing.sizes, **arguments)
-        if "scale" in arguments:
-            arguments["scale"] = case.array(arguments["scale"])
-        places = on_device(case, routing)
-        codes, amax = of_tokens(case.array(x), case.sizes(routing.sizes), *places, amax=True, **arguments)
+        places, given = on_device(case, routing), as_given(case, arguments)
+        codes, amax = of_tokens(case.array(x), case.sizes(routing.sizes), *places, amax=True, **given)
         assert_same_tensor(case, codes, expected)
         parts = np.split(np.abs(rows.astype(np.float32)), np.cumsum(routing.sizes))
         largest = np.array([part.max(initial=0) for part in parts[:GROUPS]], np.float32)

@@ -10,7 +10,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo_conformance.cards import variants
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
-from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, sizes_for
+from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, as_given, sizes_for
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import Array, Rng, draw
 from octavo_conformance.problems.operands import MAIN, RUN_ORDER, by_definition, draw_problem, gemm_operand
@@ -33,31 +33,30 @@ def _assert_kept(case: Case, given: dict[str, Any], before: dict[str, Array], op
         assert_same_bits(array, before[name], f"{name}, which {op} was given and may not write,")
 
 
-def _quantize(case: Case, given: dict[str, Any], **arguments: Any) -> None:
+def _quantize(case: Case, rng: Rng, x: Array, sizes: Array | None, groups: int) -> None:
+    arguments = as_given(case, arguments_for(case.spec, rng, groups))
+    given = {
+        "x": case.array(x),
+        "group_sizes": None if sizes is None else case.sizes(sizes),
+        "scale": arguments.get("scale"),
+    }
     before = _kept(case, given)
-    with case.admitted(k=before["x"].shape[-1]):
-        case.bridge.quantize(given["x"], case.spec, given.get("group_sizes"), backend=case.backend, **arguments)
+    with case.admitted(k=x.shape[-1]):
+        case.bridge.quantize(given["x"], case.spec, given["group_sizes"], backend=case.backend, **arguments)
     _assert_kept(case, given, before, "quantize")
 
 
 @needs("quantize", variants.one_a_scaling)
 def test_quantize_writes_no_input(case: Case, rng: Rng) -> None:
     """x, its scales and the group sizes are as they were: the layer's other operations read them, too."""
-    arguments = arguments_for(case.spec, rng, GROUPS)
-    given = {"x": case.array(draw(rng, (ROWS, COLUMNS), case.dtype)), "group_sizes": case.sizes(sizes_for(rng))}
-    if "scale" in arguments:
-        given["scale"] = arguments["scale"] = case.array(arguments["scale"])
-    _quantize(case, given, **arguments)
+    _quantize(case, rng, draw(rng, (ROWS, COLUMNS), case.dtype), sizes_for(rng), GROUPS)
 
 
 @needs("quantize", variants.stacked)
 def test_quantize_writes_no_weight(case: Case, rng: Rng) -> None:
     """A parameter is the optimizer's to change."""
     _, K, N, groups = MAIN
-    arguments = arguments_for(case.spec, rng, groups)
-    if "scale" in arguments:
-        arguments["scale"] = case.array(arguments["scale"])
-    _quantize(case, {"x": case.array(draw(rng, (groups, N, K), case.dtype))}, **arguments)
+    _quantize(case, rng, draw(rng, (groups, N, K), case.dtype), None, groups)
 
 
 @needs("gemm", variants.gemms)

@@ -12,7 +12,7 @@ import pytest
 from octavo_conformance.cards import variants
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_tensor
-from octavo_conformance.oracles.quantizing import arguments_for
+from octavo_conformance.oracles.quantizing import arguments_for, as_given
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import NORMAL_CLASSES, Array, Rng, draw
 from octavo_conformance.problems.turns import blocks_and_rows, check_none, in_turns
@@ -52,8 +52,7 @@ class Served:
     @property
     def given(self) -> dict[str, Any]:
         """The arguments as the framework's."""
-        scale = self.arguments.get("scale")
-        return self.arguments | ({} if scale is None else {"scale": self.case.array(scale)})
+        return as_given(self.case, self.arguments)
 
     def assert_codes(self, codes: Any, expected: QuantizedArray, how: str) -> None:
         """Every plane has the definition's bits."""
