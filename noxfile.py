@@ -376,7 +376,8 @@ def gpu(session: nox.Session) -> None:
     parts |= {f"conformance({backend})": _pytest_on_gpu(*suite, backend) for backend in session.posargs or here}
     everything = (sys.executable, "native/tests/sanitize.py")
     parts["sanitize.py"] = everything
-    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # one process would take the memory of all
+    # one process with XLA would take the memory of all; each with torch would start a thread per core, all for the same
+    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "1"}
     failed = []
     for name, command in parts.items():
         try:
@@ -386,19 +387,25 @@ def gpu(session: nox.Session) -> None:
     if shutil.which("compute-sanitizer") is None:
         session.warn("compute-sanitizer is not on PATH, so its four tools do not run; it comes with the CUDA toolkit")
     else:
-        failed += _sanitize(session, everything)
+        failed += _sanitize(session, everything, shared)
     if failed:
         session.error(f"failed: {', '.join(failed)}")
 
 
-def _sanitize(session: nox.Session, everything: tuple[str, ...]) -> list[str]:
+def _sanitize(session: nox.Session, everything: tuple[str, ...], env: dict[str, str]) -> list[str]:
     """The tools of compute-sanitizer that found something, each in a process of its own beside the others."""
 
     def run(tool: str) -> tuple[str, int]:
         watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
         command = (*watch, *everything, *SANITIZERS[tool])
         done = subprocess.run(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            cwd=ROOT,
+            env=os.environ | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         session.log(f"{' '.join(command)}\n{done.stdout}")
         return tool, done.returncode
@@ -408,13 +415,15 @@ def _sanitize(session: nox.Session, everything: tuple[str, ...]) -> list[str]:
 
 
 def _pytest_on_gpu(*arguments: str) -> tuple[str, ...]:
-    """pytest with six processes on the GPU where pytest-xdist is installed: most of a test's time is its host's.
+    """pytest with processes on three quarters of the cores where pytest-xdist is installed, for most of a test's time
+    is its host's.
 
     What frameworks of the environment warn of is told and no failure: their versions are not ours.
     """
-    workers = ("-n", "6", "--dist", "loadscope", "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
+    processes = str(max(2, (os.cpu_count() or 1) * 3 // 4))
+    spread = ("-n", processes, "--dist", "loadscope", "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
     theirs = ("-W", "default::UserWarning", "-W", "default::DeprecationWarning", "-W", "default::FutureWarning")
-    return (sys.executable, "-m", "pytest", *workers, *theirs, *arguments)
+    return (sys.executable, "-m", "pytest", *spread, *theirs, *arguments)
 
 
 def _is_installed(distribution: str) -> bool:
