@@ -368,6 +368,7 @@ def gpu(session: nox.Session) -> None:
     # a file of CUDA tests alone has it in its name, a test of both devices in its parameters
     of_cuda = ("native", "packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native")
     parts = {f"{directory}/tests": _pytest_on_gpu(f"{directory}/tests", "-k", "cuda") for directory in of_cuda}
+    parts["native/tests"] += ("--dist", "worksteal")  # modules share nothing, and a few of them take most of the time
     for name in ("octavo-torch-triton", "octavo-jax-triton"):
         if _is_installed(name):  # whose device is the GPU where there is one
             parts[f"{DIRECTORIES[name]}/tests"] = _pytest_on_gpu(f"{DIRECTORIES[name]}/tests")

@@ -9,8 +9,8 @@ from typing import Any
 from bars import Chart, by_group, draw
 from workspace import ROOT
 
-MOE, STEP, PEERS = (f"{name}-h200-2026-11-27" for name in ("moe", "step", "moe-peers"))
-GEMM, DEEPGEMM = (f"{name}-h200-2026-11-27" for name in ("gemm", "gemm-deepgemm"))
+MOE, STEP, GEMM, DEEPGEMM = (f"{name}-h200-2026-11-28" for name in ("moe", "step", "gemm", "gemm-deepgemm"))
+PEERS = "moe-peers-h200-2026-11-27"
 QUANTIZE, BATCHED = (f"{name}-h200-2026-11-22" for name in ("quantize", "gemm-batched"))
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}

@@ -110,12 +110,12 @@ def test_collectives_are_counted_as_the_layer_calls_them() -> None:
 
 def test_measured_points_are_met() -> None:
     """Links, and steps by peer memory, within 6 % of what two and four GPUs measured; steps of four by collectives, to
-    which nothing is fitted and whose kernels were those of that day, within 15 %."""
+    which nothing is fitted, no more than that above and, for their kernels have become faster, a fifth below."""
     for figure in figures():
         if figure.calibrates and figure.ranks <= 4:
             assert figure.ratio == pytest.approx(1, abs=0.06), figure
         if figure.source == STEPS:
-            assert figure.ratio == pytest.approx(1, abs=0.15), figure
+            assert 0.8 < figure.ratio < 1.06, figure
     for row in results("quantize-h200-2026-11-22")["rows"]:
         if row["shape"] == [32768, 7168]:
             assert 1000 * row["copy_tb_per_s"] == pytest.approx(COPY, rel=0.01)
@@ -137,7 +137,7 @@ def test_published_figures_are_met() -> None:
 @pytest.mark.parametrize("recipe", RATES)
 def test_layers_take_the_time_that_was_measured(recipe: str) -> None:
     """Each row of the record within 7 %, so that a new record asks for a new fit."""
-    rows = [row for row in results("moe-h200-2026-11-27")["rows"] if row["kind"] == MEASURED_AS[recipe]]
+    rows = [row for row in results("moe-h200-2026-11-28")["rows"] if row["kind"] == MEASURED_AS[recipe]]
     assert len(rows) == 6
     for row in rows:
         experts, k, f, m = row["shape"]
