@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from moe_layers import FORMS, REFERENCE, F, K, N, assert_equal, composed, draw, states_of
+from moe_layers import FORMS, REFERENCE, C, F, G, K, N, T, assert_equal, composed, draw, states_of
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from octavo import MXFP8, NVFP4, BlockScaling, DelayedScaling
-from octavo_torch import DelayedWgrad, moe_mlp
+from octavo_torch import DelayedWgrad, MoE, moe_mlp
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.scaling.seeds import SeedCounter
@@ -80,6 +80,21 @@ def test_autocast(rng: np.random.Generator) -> None:
     narrow = {name: value.bfloat16() if name in ("x", "w1", "w2") else value for name, value in wide.items()}
     assert_equal(gradients(y, wide), gradients(composed(narrow, choices, **call), wide))
     assert y.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["backward inside", "compiled, called inside"])
+def test_a_routers_gradients_are_products_in_fp32_in_autocast(compiled: bool) -> None:
+    """A backward that runs inside of autocast multiplies as one outside does; a compiled graph's is traced inside."""
+    module = MoE(G, K, F, C, recipe="fp8-block", dtype=torch.float32, seed=1, backend=REFERENCE)
+    x, dy = torch.randn(T, K).requires_grad_(), torch.randn(T, K).bfloat16()
+    call = torch.compile(module, backend="aot_eager", fullgraph=True) if compiled else module
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = call(x), module(x)
+        if not compiled:
+            grads = torch.autograd.grad(y, [x, *module.parameters()], dy)
+    if compiled:
+        grads = torch.autograd.grad(y, [x, *module.parameters()], dy)
+    assert_equal([y, *grads], [expected, *torch.autograd.grad(expected, [x, *module.parameters()], dy)])
 
 
 def test_functional_gradient(rng: np.random.Generator) -> None:

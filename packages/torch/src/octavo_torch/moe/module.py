@@ -17,6 +17,7 @@ from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.dispatch.room import Room
+from octavo_torch.functions.logits import router_logits
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.experts import Experts, QuantizedWeights
 from octavo_torch.mlp.mlp import Extras
@@ -146,8 +147,7 @@ class MoE(Experts):
             raise ValueError(
                 f"x is on {x.device} and the module's router on {self.router.device}; move one of them there"
             )
-        with torch.autocast(x.device.type, enabled=False):
-            logits = nn.functional.linear(x.float(), self.router.float())
+        logits = router_logits(x, self.router)
         return choose_experts(
             logits, self.k, score=self.score, bias=self._buffers.get("choice_bias"), groups=self.groups,
             kept_groups=self.kept_groups, renormalize=self.renormalize, scale=self.scale, replay=replay,
