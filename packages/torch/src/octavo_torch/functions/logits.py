@@ -31,7 +31,7 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: AutogradContext, x: Tensor, router: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: AutogradContext, x: Tensor, router: Tensor) -> Tensor:
         ctx.save_for_backward(x, router)
         return linear(x, router)
 
