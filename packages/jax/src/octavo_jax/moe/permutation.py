@@ -19,6 +19,7 @@ from octavo_jax.arrays.numpy_batches import as_jax
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.linear.arguments import as_array
 from octavo_jax.moe.arrangement import Routing, check_routing
+from octavo_jax.sharding.conflicts import check_whole
 
 
 def permute(x: Array, routing: Routing) -> Array:
@@ -31,6 +32,7 @@ def permute(x: Array, routing: Routing) -> Array:
     x = as_array("x", x)
     check_routing(routing)
     _check_first(x, routing.position.shape[0], "x", "one row per token")
+    check_whole("permute", leading=1, x=x)
     rows: Array = _permuted(*as_jax((x, routing.order, routing.position, end_of(routing.group_sizes))))
     return rows
 
@@ -60,6 +62,7 @@ def combine(
     if rows.ndim != 2:
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")
     _check_first(rows, routing.order.shape[0], "rows", "one row a choice")
+    check_whole("combine", leading=1, rows=rows)
     rows, weights = as_jax((rows, routing.weights))
     where = as_jax((routing.order, routing.position, end_of(routing.group_sizes)))
     dtype = element_type(preferred_element_type, rows.dtype)
