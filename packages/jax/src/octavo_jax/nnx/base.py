@@ -158,7 +158,7 @@ def _counted_seed(base_seed: SeedState, calls: SeedState) -> Array:
     try:
         calls[...] = calls[...] + 1
     except TraceContextError:
-        raise TraceContextError(_UNCOUNTED) from None
+        raise TraceContextError(_UNCOUNTED) from None  # type: ignore[no-untyped-call]
     return seed
 
 
