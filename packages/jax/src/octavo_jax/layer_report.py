@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.arrays.sizes import GroupSizes
+from octavo_jax.arrays.sizes import GroupSizes, in_one_array
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.dispatch.room import Room
@@ -89,6 +89,7 @@ def explain(
     weight = grouped_weight(contracting_dims, x.ndim)
     if sharding is None:
         check_unnamed("grouped_dense", x=x, kernel=kernel)
+    group_sizes = in_one_array(group_sizes)
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)

@@ -53,6 +53,18 @@ def test_sizes_on_a_cpu_are_checked(name: str, sizes: list[int]) -> None:
     jax.eval_shape(call, x, jnp.asarray(sizes, jnp.int32))
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_sizes_of_one_by_one(name: str, rng: np.random.Generator) -> None:
+    """A list of traced integers, or of some and Python's, counts as their array; numpy was asked to make one of them, a
+    TracerArrayConversionError."""
+    call, x = CALLS[name], jnp.asarray(rng.standard_normal((M, K)), jnp.float32)
+    first = int(rng.integers(1, M - 3))
+    made = jax.jit(lambda x, first: call(x, [first, 3]))(x, first)
+    assert jax.tree.all(jax.tree.map(np.array_equal, made, jax.jit(call)(x, jnp.array([first, 3]))))
+    with pytest.raises(ValueError, match=f"sum to {M + first} and the tensor has {M} rows"):
+        call(x, [jnp.int32(first), M])
+
+
 def test_a_caller_who_asks_for_the_status_is_told_by_it() -> None:
     """With return_status an array is clamped on a CPU, too, and the word says what was wrong."""
     call = partial(octavo_jax.grouped_dense, recipe=None, return_status=True, backend="jax-reference")

@@ -63,6 +63,11 @@ def test_a_stochastic_module_without_its_stream_says_what_to_give(x: Any) -> Non
     variables = module.init(jax.random.key(0), x, SIZES)
     with pytest.raises(InvalidRngError, match=r"recipe nvfp4, which rounds .* rngs=\{'quantization': key\}"):
         module.apply(variables, x, SIZES)
+    transformed: Any = nn.vmap(
+        octavo_linen.GroupedDense, variable_axes={"params": None}, split_rngs={}, in_axes=(0, None)
+    )(G, N, recipe=STOCHASTIC)
+    with pytest.raises(InvalidRngError, match=r"told of, split_rngs=\{'quantization': True\}"):  # it was given to apply
+        transformed.apply(variables, x[None], SIZES, rngs={"quantization": jax.random.key(1)})
 
 
 class Layer(nn.Module):

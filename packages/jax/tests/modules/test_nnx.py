@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from flax.errors import TraceContextError
 from jax.sharding import PartitionSpec as P
 
 import octavo
@@ -56,6 +57,16 @@ def test_each_call_takes_another_seed(x: Any, monkeypatch: pytest.MonkeyPatch) -
     assert int(module.calls[...]) == 3
     assert module(x, SIZES, seed=7) == 7
     assert int(module.calls[...]) == 3
+
+
+def test_a_call_that_cannot_be_counted_says_what_to_do(x: Any) -> None:
+    """Flax's own sentence speaks of a SeedState that cannot be mutated, which no user has written; a seed of the call's
+    own needs no count."""
+    module: Any = octavo_nnx.GroupedLinear(G, K, N, recipe=STOCHASTIC, rngs=nnx.Rngs(0))
+    with pytest.raises(TraceContextError, match=r"as in nnx\.jit\(.*\)\(module, x\), or give the call a seed"):
+        jax.eval_shape(lambda x: module(x, SIZES), x)
+    assert jax.eval_shape(lambda x: module(x, SIZES, seed=3), x).shape == (M, N)
+    assert int(module.calls[...]) == 0
 
 
 def test_gradient_accumulation_and_the_end_of_a_step(x: Any) -> None:

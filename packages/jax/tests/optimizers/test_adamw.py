@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx, serialization
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import octavo_jax
 import octavo_numerics as on
@@ -160,6 +160,27 @@ def test_shards_step_as_the_whole(rng: np.random.Generator) -> None:
     sharded = jax.jit(rule.step)(jax.device_put(grads, places), jax.jit(rule.init)(cut), cut)
     for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
         assert same(one, other)
+
+
+@pytest.mark.parametrize("last", [None, "tp"])
+def test_an_explicit_mesh_cuts_any_axis(last: str | None, rng: np.random.Generator) -> None:
+    """Its types refuse most reshapes: a step of 8-bit moments, which took its blocks out of rows, was a
+    ShardingTypeError. Bits are those of one device, and a state lies where `init` put it, as a scan's carry has to."""
+    if len(jax.devices()) < 4:
+        pytest.skip("this process has too few devices")
+    kinds = (AxisType.Explicit,) * 2
+    mesh = jax.make_mesh((2, 2), ("fsdp", "tp"), kinds, devices=jax.devices()[:4])
+    rule = AdamW(3e-3, master_dtype=jnp.bfloat16, state_bits=8)
+    place = NamedSharding(mesh, PartitionSpec("fsdp", None, last))
+    params, grads = (jnp.asarray(drawn(rng, kind)["experts"]) for kind in (ml_dtypes.bfloat16, np.float32))
+    alone = jax.jit(rule.step)(grads, rule.init(params), params)
+    cut = jax.device_put(params, place)
+    with jax.set_mesh(mesh):
+        state = rule.init(cut)
+        sharded = jax.jit(rule.step)(jax.device_put(grads, place), state, cut)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
+        assert same(one, other)
+    assert jax.tree.map(jax.typeof, sharded[1]) == jax.tree.map(jax.typeof, state)
 
 
 def test_what_does_not_fit_is_refused() -> None:

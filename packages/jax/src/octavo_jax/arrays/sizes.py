@@ -23,6 +23,13 @@ SUM_PAST_ROWS = 2
 GroupSizes = Array | np.ndarray | Sequence[int]
 
 
+def in_one_array(group_sizes: GroupSizes) -> GroupSizes:
+    """A sequence of JAX's integers, of which numpy could make no array where they are traced, as a jax.Array."""
+    if isinstance(group_sizes, list | tuple) and any(isinstance(s, jax.Array) for s in jax.tree.leaves(group_sizes)):
+        return jnp.asarray(group_sizes)
+    return group_sizes
+
+
 def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] = (), *, reports: bool = False) -> Array:
     """Integers of 32 bits or more [*blocks, G]: `group_sizes`, of `rows` rows each.
 
@@ -33,6 +40,7 @@ def as_group_sizes(group_sizes: GroupSizes, rows: int, blocks: tuple[int, ...] =
     reports   the caller is told by `status` and asks for no error: then no jax.Array is checked
     """
     check_fixed(rows, "x")
+    group_sizes = in_one_array(group_sizes)
     if isinstance(group_sizes, jax.Array):
         if (
             group_sizes.shape[:-1] != blocks

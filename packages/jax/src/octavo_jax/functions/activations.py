@@ -13,6 +13,7 @@ from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.functions.activation_formulas import activated, activated_gradient, probs_gradient
 from octavo_jax.functions.derivatives import refusing_derivatives
 from octavo_registry.contract.cards import GATED, Activation
@@ -116,4 +117,4 @@ def activate(x: Array, activation: Activation, *, probs: Array | None = None) ->
     name = check_activation(activation)
     features(x.shape[-1], name, "x")
     check_probs(probs, x.shape[:-1])
-    return _activate(*as_jax((x, probs)), name)
+    return _activate(*varying_alike(as_jax((x, probs))), name)

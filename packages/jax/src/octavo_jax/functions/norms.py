@@ -15,6 +15,7 @@ from octavo_jax.arithmetic.norm import Normalized, NormGradients, normalized, no
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.varying import varying_alike
 from octavo_registry.contract.cards import Norm
 
 
@@ -110,4 +111,5 @@ def normalize(x: Array, gamma: Array, beta: Array | None = None, *, norm: Norm =
     order than the same rows as [M, C], which is how layers normalize. Raises ValueError for arguments that do not fit.
     """
     x = jnp.asarray(x)
-    return _normalize(*as_jax((x, gamma, beta)), check_norm(norm, epsilon, x, gamma, beta))
+    spec = check_norm(norm, epsilon, x, gamma, beta)
+    return _normalize(*varying_alike(as_jax((x, gamma, beta))), spec)

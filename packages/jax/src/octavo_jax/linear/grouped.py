@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, status
+from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, in_one_array, status
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_jax.dispatch.room import Room
@@ -96,6 +96,7 @@ def grouped_dense(
     x, kernel = as_array("x", x), as_array("kernel", kernel)
     bias = None if bias is None else as_array("bias", bias)
     weight = grouped_weight(contracting_dims, x.ndim)
+    group_sizes = in_one_array(group_sizes)
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)

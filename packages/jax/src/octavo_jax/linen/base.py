@@ -98,7 +98,8 @@ class QuantizedModule(nn.Module, kw_only=True):
         except InvalidRngError:
             raise InvalidRngError(  # type: ignore[no-untyped-call]
                 f"{type(self).__name__} has the recipe {recipe.kind}, which rounds stochastically, and no stream "
-                f"{RNG!r}: give apply(..., rngs={{{RNG!r}: key}}), another key at each step"
+                f"{RNG!r}: give apply(..., rngs={{{RNG!r}: key}}), another key at each step; nn.scan and nn.vmap pass "
+                f"on the streams that they are told of, split_rngs={{{RNG!r}: True}}"
             ) from None
 
     @nn.nowrap

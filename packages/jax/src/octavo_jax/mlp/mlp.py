@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.arrays.sizes import GroupSizes
+from octavo_jax.arrays.sizes import GroupSizes, in_one_array
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.dispatch.room import Room
@@ -108,6 +108,7 @@ def grouped_mlp(
     if wi.ndim != 3:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
     check_probs(probs, x.shape[:-1])
+    group_sizes = in_one_array(group_sizes)
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
     probs = None if probs is None else of_experts.in_blocks("probs", probs, None)

@@ -14,6 +14,7 @@ from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed, check_
 from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.remat.checkpoint_names import name_array
+from octavo_jax.sharding.conflicts import check_whole
 
 _MAX_ROWS = 1 << 31
 
@@ -68,6 +69,7 @@ def arrange(
             f"weights has shape {list(weights.shape)} and dtype {weights.dtype}; give floats {list(experts.shape)}, "
             "one per choice"
         )
+    check_whole("arrange", experts=experts, weights=weights)
     num_experts = as_count("num_experts", num_experts)
     rows = None if rows is None else as_count("rows", rows)
     check_mask(mask, experts.shape[0])

@@ -21,6 +21,7 @@ from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form,
 from octavo_jax.moe.local_block import Arrays, Body, Result
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
+from octavo_jax.sharding.conflicts import check_unnamed
 from octavo_registry.contract.cards import Activation
 
 Block = TypeVar("Block", bound=Body)
@@ -143,6 +144,8 @@ def checked(
     if x.ndim == 0 or router.ndim != 2 or router.shape[0] != x.shape[-1]:
         raise ValueError(f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E]")
     sharding = in_force(sharding)
+    if sharding is None:
+        check_unnamed("moe_mlp", x=x, router=router, wi=wi, wo=wo)
     experts = router.shape[1] // devices_sharing_experts(sharding)
     if wi.ndim != 3 or wi.shape[0] != experts:
         raise ValueError(

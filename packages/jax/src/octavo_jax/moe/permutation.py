@@ -17,8 +17,10 @@ from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.arrays.numpy_batches import as_jax
 from octavo_jax.arrays.sizes import end_of
+from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.linear.arguments import as_array
 from octavo_jax.moe.arrangement import Routing, check_routing
+from octavo_jax.sharding.conflicts import check_whole
 
 
 def permute(x: Array, routing: Routing) -> Array:
@@ -31,7 +33,9 @@ def permute(x: Array, routing: Routing) -> Array:
     x = as_array("x", x)
     check_routing(routing)
     _check_first(x, routing.position.shape[0], "x", "one row per token")
-    rows: Array = _permuted(*as_jax((x, routing.order, routing.position, end_of(routing.group_sizes))))
+    check_whole("permute", leading=1, x=x)
+    arrays = x, routing.order, routing.position, end_of(routing.group_sizes)
+    rows: Array = _permuted(*varying_alike(as_jax(arrays)))
     return rows
 
 
@@ -39,7 +43,7 @@ def row_weights(routing: Routing) -> Array:
     """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
     check_routing(routing)
     arrays = routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
-    weights: Array = _ordered(*as_jax(arrays))
+    weights: Array = _ordered(*varying_alike(as_jax(arrays)))
     return weights
 
 
@@ -60,8 +64,9 @@ def combine(
     if rows.ndim != 2:
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")
     _check_first(rows, routing.order.shape[0], "rows", "one row a choice")
-    rows, weights = as_jax((rows, routing.weights))
-    where = as_jax((routing.order, routing.position, end_of(routing.group_sizes)))
+    check_whole("combine", leading=1, rows=rows)
+    arrays = rows, routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
+    rows, weights, *where = varying_alike(as_jax(arrays))
     dtype = element_type(preferred_element_type, rows.dtype)
     y: Array = _combined(rows, weights, *where, dtype) if weighted else _summed(rows, *where, dtype)
     return y

@@ -19,6 +19,7 @@ from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.moe.arrangement import counts, named
+from octavo_jax.sharding.conflicts import check_whole
 
 SCORES: tuple[Score, ...] = get_args(Score)
 
@@ -84,6 +85,7 @@ def choose_experts(
     Raises ValueError for arguments that do not fit.
     """
     _check_logits(logits)
+    check_whole("choose_experts", logits=logits)
     experts, k = int(logits.shape[1]), as_count("k", k)
     _check_rule(k, score, scale)
     check_groups(experts, k, groups, kept_groups)

@@ -14,6 +14,7 @@ from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
 from octavo_jax.moe.router import largest, logits_to_order, picked, router_scores
+from octavo_jax.sharding.conflicts import check_whole
 
 
 class Choices(NamedTuple):
@@ -69,6 +70,7 @@ def route(
 
     Raises ValueError for shapes, dtypes or a k that do not fit.
     """
+    check_whole("route", logits=logits)
     choices = choose(logits, k, renormalize=renormalize, mask=mask, checkpoint_name=checkpoint_name)
     return arranged(choices.experts, choices.weights, logits.shape[1], checkpoint_name, choices.probabilities)
 

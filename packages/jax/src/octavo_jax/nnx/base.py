@@ -37,6 +37,13 @@ _LOST = (
 )
 
 
+_UNCOUNTED = (
+    "a module whose recipe rounds stochastically was called inside a transformation that it is no argument of, where "
+    "it cannot count the call, and the next one would round by the same random bits: give the module to nnx's "
+    "transformation as an argument, as in nnx.jit(lambda module, x: module(x))(module, x), or give the call a seed"
+)
+
+
 class ScalingState(nnx.Variable[Any]):
     """Delayed scaling's state: differentiate with respect to it and overwrite it with the result."""
 
@@ -126,8 +133,7 @@ class QuantizedModule(nnx.Module):
     def _run(self, call: Callable[..., Any], seed: int | Array | None) -> tuple[Any, ...]:
         """Results of `call` with seed, state, name, sharding, backend and room, less the state, which comes last."""
         if seed is None and self.base_seed is not None and self.calls is not None:
-            seed = next_seed(self.base_seed[...], self.calls[...])
-            self.calls[...] = self.calls[...] + 1
+            seed = _counted_seed(self.base_seed, self.calls)
         before, keeps = (None, False) if self.delayed is None else _state_for_call(self.delayed)
         result = call(
             recipe=self.recipe,
@@ -144,6 +150,16 @@ class QuantizedModule(nnx.Module):
         if keeps:
             self.delayed.set_value(recorded(before, results[-1]))
         return results[:-1]
+
+
+def _counted_seed(base_seed: SeedState, calls: SeedState) -> Array:
+    """The seed words of this call, which is counted."""
+    seed = next_seed(base_seed[...], calls[...])
+    try:
+        calls[...] = calls[...] + 1
+    except TraceContextError:
+        raise TraceContextError(_UNCOUNTED) from None  # type: ignore[no-untyped-call]
+    return seed
 
 
 def _state_for_call(variable: ScalingState) -> tuple[State, bool]:

@@ -282,7 +282,7 @@ def _advance(
     new, first, second = advance(master.astype(jnp.float32), grad, first, second, rule, step)
     coded, narrow = isinstance(state.mu, BlockState), master.dtype == jnp.bfloat16
     streams = (MASTER,) * narrow + (FIRST_MOMENT, SECOND_MOMENT) * coded
-    bits = dict(zip(streams, rounding_bits(leaf.shape, draws, streams), strict=True)) if streams else {}
+    bits = dict(zip(streams, rounding_bits(leaf, draws, streams), strict=True)) if streams else {}
     if narrow:
         new = round_stochastic(new, bits[MASTER])
     after = _Leaf(first, second, state.master if own else new)

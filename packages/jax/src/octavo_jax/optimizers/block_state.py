@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.optimizers.places import place_of, run_placed, with_whole_last_axis
 from octavo_jax.optimizers.rounding import rows_and_columns
 
 BLOCK = 128
@@ -47,12 +49,20 @@ def put_together(part: Any, signed: bool) -> Any:
 
 def zero_blocks(like: Array, signed: bool) -> BlockState:
     """The state of zeros for a parameter with one axis or more."""
-    tops = (*like.shape[:-1], -(-like.shape[-1] // BLOCK))
-    return BlockState(jnp.zeros_like(like, jnp.uint8), jnp.zeros(tops, jnp.int32), signed)
+    shape = (*like.shape[:-1], -(-like.shape[-1] // BLOCK))
+    tops = jnp.zeros(shape, jnp.int32, out_sharding=with_whole_last_axis(place_of(like)))
+    return BlockState(jnp.zeros_like(like, jnp.uint8), tops, signed)
 
 
 def encode(values: Array, signed: bool, random: Array) -> BlockState:
     """fp32 `values`, rounded by the 16 `random` bits of each."""
+    place = place_of(values)
+    out = None if place is None else BlockState(place, with_whole_last_axis(place), signed)  # type: ignore[arg-type]
+    state: BlockState = run_placed(partial(_encode, signed), out, values, random)
+    return state
+
+
+def _encode(signed: bool, values: Array, random: Array) -> BlockState:
     bits = fp32.as_bits(values)
     blocks = _in_blocks(bits & fp32.MAGNITUDE)
     largest = fp32.largest(blocks, axis=-1)[..., None]
@@ -70,6 +80,11 @@ def encode(values: Array, signed: bool, random: Array) -> BlockState:
 
 def decode(state: BlockState) -> Array:
     """The fp32 values of codes and tops."""
+    values: Array = run_placed(_decode, place_of(state.codes), state)
+    return values
+
+
+def _decode(state: BlockState) -> Array:
     codes = _in_blocks(state.codes.astype(jnp.int32))
     top = state.tops.reshape(*codes.shape[:2], 1)
     magnitude = codes & (_SIGN - 1) if state.signed else codes

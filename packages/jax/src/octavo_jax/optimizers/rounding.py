@@ -12,6 +12,7 @@ from jax import Array, lax
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.philox import philox
+from octavo_jax.optimizers.places import place_of, run_placed
 
 MASTER, FIRST_MOMENT, SECOND_MOMENT = range(3)
 """Streams: which of a parameter's arrays the bits are for."""
@@ -38,11 +39,22 @@ def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
-def rounding_bits(shape: tuple[int, ...], draws: Draws, streams: tuple[int, ...]) -> list[Array]:
-    """For each stream the 16 random bits of each element of an array of this shape, uint32.
+def rounding_bits(like: Array, draws: Draws, streams: tuple[int, ...]) -> list[Array]:
+    """For each stream the 16 random bits of each element of an array like this one, in its place, uint32.
 
     All streams are one computation: XLA takes a second to compile ten rounds.
     """
+    place = place_of(like)
+    out = None if place is None else [place] * len(streams)
+
+    def drawn(key: Array, step: Array) -> list[Array]:
+        return _rounding_bits(like.shape, Draws(key, step, draws.tensor), streams)
+
+    bits: list[Array] = run_placed(drawn, out, draws.key, draws.step)
+    return bits
+
+
+def _rounding_bits(shape: tuple[int, ...], draws: Draws, streams: tuple[int, ...]) -> list[Array]:
     rows, columns = rows_and_columns(shape)
     blocks = -(-columns // _PER_COUNTER)
     row, block = jnp.arange(rows, dtype=jnp.uint32)[:, None], jnp.arange(blocks, dtype=jnp.uint32)

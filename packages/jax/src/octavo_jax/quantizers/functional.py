@@ -20,6 +20,7 @@ from octavo_jax.dispatch.quantizer import dequantizer_for, quantizer_for
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.sharding.conflicts import check_whole
 
 _MAX_GROUP = 1 << 32
 
@@ -101,6 +102,7 @@ def quantize(
     x = jnp.asarray(x)
     if x.ndim not in (2, 3):
         raise ValueError(f"x has shape {list(x.shape)}; it is ragged rows [M, K] or stacked matrices [G, N, K]")
+    check_whole("quantize", x=x)
     stacked = x.ndim == 3
     if stacked and group_sizes is not None:
         raise ValueError(f"x has shape {list(x.shape)} and group_sizes was given; stacked matrices take none")
@@ -143,6 +145,7 @@ def dequantize(
         raise ValueError(f"q is a {type(q).__name__}; give what octavo_jax.quantize returned")
     if any(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(q)):  # as files are read
         q = jax.tree.map(jnp.asarray, q)
+    check_whole("dequantize", q=q)
     payload, _, _ = q.plane(direction)
     layouts = (q.spec.rowwise_layout, q.spec.columnwise_layout)
     plan = dequantizer_for(q.spec.quantizer, payload, layouts, backend, preferred_element_type)

@@ -27,6 +27,7 @@ from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.quantizers.functional import check_group_offset, check_operand, check_scale
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.sharding.conflicts import check_whole
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation, Norm
 
@@ -94,6 +95,7 @@ def act_quantize(
     extras: `activated`, what was quantized, and delayed scaling's `amax`. Under jit, unread extras are not computed.
     """
     x, name = _rows(x), check_activation(activation)
+    check_whole("act_quantize", x=x)
     check_probs(probs, x.shape[:1])
     sizes = _sizes(group_sizes, x.shape[0])
     plan = _plan(spec, x, features(x.shape[1], name, f"x {list(x.shape)}"), sizes.shape[0], backend)
@@ -124,6 +126,7 @@ def dact_quantize(
     The other arguments are those of `act_quantize`. The extras hold `dbias`, fp32 [G, C], too.
     """
     x, dy, name = _rows(x), jnp.asarray(dy), check_activation(activation)
+    check_whole("dact_quantize", dy=dy, x=x)
     needed = (x.shape[0], features(x.shape[1], name, f"x {list(x.shape)}"))
     if dy.shape != needed or dy.dtype != x.dtype:
         raise ValueError(
@@ -162,6 +165,7 @@ def norm_quantize(
     The other arguments are those of `act_quantize`. The extras hold `rstd`, fp32 [M], and `mean` for "layer".
     """
     x = _rows(x)
+    check_whole("norm_quantize", x=x)
     normalization = check_norm(norm, epsilon, x, gamma, beta)
     sizes = _sizes(group_sizes, x.shape[0])
     plan = _plan(spec, x, x.shape[1], sizes.shape[0], backend)

@@ -18,6 +18,7 @@ from octavo_jax.arrays.checks import check_spec
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax.quantizers.functional import check_scale
 from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.sharding.conflicts import check_whole
 
 
 @jax.tree_util.register_dataclass
@@ -90,6 +91,7 @@ def tensor_stats(
     x = jnp.asarray(x)
     if x.ndim not in (2, 3):
         raise ValueError(f"x has shape {list(x.shape)}; it is ragged rows [M, K] or stacked matrices [G, N, K]")
+    check_whole("tensor_stats", x=x)
     if x.ndim == 3 and group_sizes is not None:
         raise ValueError(f"x has shape {list(x.shape)} and group_sizes was given; stacked matrices take none")
     if direction not in (None, "rowwise", "columnwise"):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax
@@ -100,22 +101,39 @@ def _block(recipe: Recipe | None) -> int | None:
     return max(sizes) if sizes else None
 
 
+def check_whole(function: str, *, leading: int | None = None, **operands: Any) -> None:
+    """ValueError where an Explicit mesh cuts an argument of `function`, which has no `sharding` to say what is meant.
+
+    leading   how many first axes have to be whole; None: all of them
+    """
+    for name, shape, spec in _cut(operands, leading):
+        raise ValueError(
+            f"{name} {shape} is placed as {spec} on an Explicit mesh, and {function} takes what one device holds; call "
+            f"it inside jax.shard_map on local arrays, or give {name} whole: jax.sharding.reshard({name}, P())"
+        )
+
+
+def _cut(operands: dict[str, Any], leading: int | None = None) -> Iterator[tuple[str, list[int], Any]]:
+    """Name, shape and placement of each array that an Explicit mesh cuts on one of its `leading` axes."""
+    for name, operand in operands.items():
+        for leaf in jax.tree.leaves(operand):
+            if isinstance(leaf, jax.Array):
+                spec = getattr(jax.typeof(leaf).sharding, "spec", ())
+                if any(entry is not None for entry in spec[:leading]):
+                    yield name, list(leaf.shape), spec
+
+
 def check_unnamed(function: str, **operands: Any) -> None:
     """ValueError where an argument of `function` is cut by an Explicit mesh, or where the caller is manual over some
     axes of a mesh and leaves others to XLA, which would gather what a custom call reads.
 
     On one device, under an Auto mesh and where the caller is manual over every axis there is nothing to say.
     """
-    for name, operand in operands.items():
-        for leaf in jax.tree.leaves(operand):
-            if not isinstance(leaf, jax.Array):
-                continue
-            spec = getattr(jax.typeof(leaf).sharding, "spec", ())
-            if any(entry is not None for entry in spec):
-                raise ValueError(
-                    f"{name} {list(leaf.shape)} is placed as {spec} on an Explicit mesh and sharding is None; give "
-                    f"{function} sharding=octavo_jax.MeshAxes(...), which says what part each mesh axis plays"
-                )
+    for name, shape, spec in _cut(operands):
+        raise ValueError(
+            f"{name} {shape} is placed as {spec} on an Explicit mesh and sharding is None; give {function} "
+            "sharding=octavo_jax.MeshAxes(...), which says what part each mesh axis plays"
+        )
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return
