@@ -203,6 +203,7 @@ def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> N
         ([*WHY, "--recipe", "mxfp9"], "recipe: got 'mxfp9'; did you mean mxfp8?; known names are bf16, "),
         ([*WHY, "--recipe", "/absent/r.json"], "/absent/r.json: cannot be read (No such file or directory)"),
         ([*WHY, "--arch", "hopper"], "--arch: got 'hopper'; write a compute capability as 9.0 or sm_90"),
+        ([*WHY, "--arch", "4090"], "--arch: got '4090'; write a compute capability as 9.0 or sm_90"),
         ([*WHY, "--dtype", "int8"], "--dtype: got 'int8'; one of bfloat16, float16, float32"),
         ([*WHY, "--sizes", "disk"], "--sizes: got 'disk'; one of host, device"),
         ([*WHY, "--operand", "y"], "--operand: got 'y'; one of x, w, dy"),
@@ -352,6 +353,7 @@ def test_why_supposes_a_chip_that_is_not_here(run: Any, use: Any, fakes: Any) ->
     wrong = run(*asked, "--hypothetical", "h10")
     assert (wrong.code, wrong.out) == (2, "")
     assert "did you mean h100?" in wrong.err
+    assert "got '4090'; did you mean rtx4090?" in run(*asked, "--hypothetical", "4090").err
     assert "leave out --device" in run(*asked, "--hypothetical", "h100", "--device", "cuda").err
 
 

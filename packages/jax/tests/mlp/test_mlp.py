@@ -225,6 +225,7 @@ STATE = octavo_jax.init_delayed(octavo.DelayedScaling(), 2)
     ("changes", "message"),
     [
         ({"x": jnp.ones((M, K + 1))}, r"x has shape \[48, 33\] and wi .* takes K = 32"),
+        ({"wi": jnp.ones((G, 2 * F, K))}, r"takes K = 96; swap wi's last two axes: \[\.\.\., 32, 96\]"),
         ({"wi": jnp.ones((K, 2 * F))}, r"wi has shape \[32, 96\]; it is \[G, K, C\], layernorm_mlp takes one matrix"),
         ({"wi": jnp.ones((G, K, 2 * F + 1))}, "has 97 columns; swiglu needs 2 F"),
         ({"activation": "silu"}, r"wo has shape .* with silu needs \[3, 96, N\]"),

@@ -179,6 +179,15 @@ def test_gradient_accumulation_takes_the_whole_batchs_amax(rng: np.random.Genera
     assert np.asarray(accumulated.grad.scale != 1).tolist() == [True, False, True]
 
 
+def test_a_module_without_its_state_says_what_to_give(x: Any) -> None:
+    """A program that was written for other recipes gives the parameters alone."""
+    module: Any = octavo_linen.GroupedDense(G, N, recipe=DELAYED)
+    variables = module.init(jax.random.key(0), x, SIZES)
+    with pytest.raises(ValueError, match=r"GroupedDense has the recipe delayed, .* linen\.STATE_COLLECTION: state"):
+        module.apply({"params": variables["params"]}, x, SIZES)
+    assert module.apply(variables, x, SIZES).shape == (M, N)
+
+
 def test_a_mutable_collection_threads_the_state(x: Any) -> None:
     """Where `_overwrite_with_gradient` is mutable, a module that is called twice records both calls' amaxes."""
     module: Any = octavo_linen.GroupedDense(G, N, recipe=DELAYED)

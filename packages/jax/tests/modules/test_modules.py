@@ -243,6 +243,9 @@ def test_an_nnx_module_says_which_argument_it_lacks() -> None:
         octavo_nnx.GroupedLinear(2, K, F, colour=1, rngs=nnx.Rngs(0))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Linear was given no rngs; give rngs=nnx\.Rngs\(seed\)"):
         octavo_nnx.Linear(K, F)  # type: ignore[call-arg]
+    for seed in (0, jax.random.key(0)):
+        with pytest.raises(TypeError, match=r"MoE was given a seed or a key as rngs; give rngs=nnx\.Rngs\(seed\)"):
+            octavo_nnx.MoE(2, K, F, k=1, recipe=None, rngs=seed)  # type: ignore[arg-type]
 
 
 def test_a_misspelt_backend_is_refused_when_a_module_is_constructed() -> None:

@@ -243,7 +243,7 @@ def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:
     path, canary = tmp_path / "model.safetensors", tmp_path / "canary"
     for write in (lambda: path.write_bytes(pickle.dumps(Bomb(canary))), lambda: torch.save(Bomb(canary), path)):
         write()
-        with pytest.raises(ValueError, match="not a complete safetensors file"):
+        with pytest.raises(ValueError, match=r"not a complete safetensors file: .* load it by torch\.load"):
             load_checkpoint(model(MXFP8()), path)
         assert not canary.exists()
 

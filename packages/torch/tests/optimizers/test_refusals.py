@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from octavo_torch import AdamW
+from octavo_torch import AdamW, GroupedLinear, dequantize, quantized_parameters
 
 
 def stepped(state_bits: int = 8, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Parameter, AdamW]:
@@ -194,3 +195,71 @@ def test_gradients_and_options_that_do_not_fit_change_nothing() -> None:
             optimizer.clip_grad_norm_(norm)  # type: ignore[arg-type]
     assert torch.equal(torch.stack([first, second]), torch.ones(2, 3))
     assert not any(state["step"] for state in optimizer.state.values())
+
+
+def written(parameter: Tensor, values: Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(values)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "codes"])
+@pytest.mark.parametrize("before", ["the first step", "a later one"])
+def test_values_that_a_step_would_undo(kind: str, before: str, rng: np.random.Generator) -> None:
+    """A checkpoint that is loaded into the model alone, after the optimizer was created: the step, which writes the
+    parameter from its master, says so; with the values in the master, too, it goes on."""
+    if kind == "codes":
+        with quantized_parameters("fp8-block"):
+            layer = GroupedLinear(2, 32, 16, dtype=torch.bfloat16)
+    else:
+        layer = GroupedLinear(2, 32, 16, recipe=None, dtype=getattr(torch, kind))
+    optimizer = AdamW(layer.named_parameters())
+    layer.weight.grad = torch.randn(2, 16, 32).to(layer.weight.dtype)
+    if before == "a later one":
+        optimizer.step()
+    state = copy.deepcopy(optimizer.state[layer.weight])
+    values = torch.randn(2, 16, 32).to(layer.weight.dtype)
+    layer.load_state_dict({"weight": values})
+    with pytest.raises(ValueError, match=r"weight was changed after this optimizer had written it, .*masters"):
+        optimizer.step()
+    assert all(torch.equal(value, state[name]) for name, value in optimizer.state[layer.weight].items())
+    optimizer.state[layer.weight]["master"].copy_(values)
+    optimizer.step()
+    assert optimizer.state[layer.weight]["step"] == state["step"] + 1
+
+
+@pytest.mark.parametrize("recipe", [None, "fp8-current", "fp8-block", "mxfp8", "nvfp4"])
+def test_values_that_a_master_stands_for_may_come_again(recipe: str | None, rng: np.random.Generator) -> None:
+    """A state dict of the same run, loaded into the model after the optimizer's, or broadcast to other ranks."""
+    layers = []
+    for _ in range(2):
+        if recipe is None:
+            layers.append(GroupedLinear(2, 32, 16, recipe=None, dtype=torch.bfloat16))
+            continue
+        with quantized_parameters(recipe):
+            layers.append(GroupedLinear(2, 32, 16, dtype=torch.bfloat16))
+    optimizers = [AdamW(layer.parameters()) for layer in layers]
+    for layer in layers:
+        layer.weight.grad = torch.randn(2, 16, 32).bfloat16()
+    optimizers[0].step()
+    optimizers[1].load_state_dict(optimizers[0].state_dict())
+    layers[1].load_state_dict(layers[0].state_dict())
+    layers[0].load_state_dict(layers[0].state_dict())
+    for optimizer in optimizers:
+        optimizer.step()
+    with torch.no_grad():
+        values = layers[0].weight if recipe is None else dequantize(layers[0].weight.codes)
+    written(layers[0].weight, values.bfloat16())  # as of a state dict of values
+    optimizers[0].step()
+
+
+def test_a_copy_of_an_optimizer_notes_versions_anew() -> None:
+    """Its parameters count from zero."""
+    parameter, optimizer = stepped()
+    for _ in range(2):
+        copied, other = copy.deepcopy((parameter, optimizer))
+        copied.grad = torch.ones_like(copied)
+        other.step()
+        written(copied, torch.randn(3, 130))
+        with pytest.raises(ValueError, match="was changed"):
+            other.step()
+        optimizer.step()

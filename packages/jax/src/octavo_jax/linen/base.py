@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax.errors import InvalidRngError
+from flax.errors import InvalidRngError, ScopeCollectionNotFound
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -103,6 +103,18 @@ class QuantizedModule(nn.Module, kw_only=True):
             ) from None
 
     @nn.nowrap
+    def _scaling(self, fresh: Callable[[], State | None]) -> nn.Variable[State | None]:
+        """Delayed scaling's state; ValueError where it was not given, of which Flax's error does not say what to do."""
+        try:
+            return self.variable(STATE_COLLECTION, "state", fresh)
+        except ScopeCollectionNotFound:
+            raise ValueError(
+                f"{type(self).__name__} has the recipe delayed, whose state is the collection {STATE_COLLECTION!r} "
+                "beside the parameters, and was given none: call apply({'params': params, linen.STATE_COLLECTION: "
+                "state}, ...) with what init returned"
+            ) from None
+
+    @nn.nowrap
     def _run(
         self, call: Callable[..., Any], seed: int | Array | None, *, groups: int = 1, layers: int = 1
     ) -> tuple[Any, ...]:
@@ -111,8 +123,7 @@ class QuantizedModule(nn.Module, kw_only=True):
         if seed is None and recipe is not None and recipe.stochastic:
             seed = jax.random.bits(self._stream(recipe), (2,), jnp.uint32)
         fresh: Callable[[], State | None] = lambda: fresh_state(recipe, groups, layers)  # noqa: E731
-        stateful = isinstance(recipe, DelayedScaling)
-        state = self.variable(STATE_COLLECTION, "state", fresh) if stateful else None
+        state = self._scaling(fresh) if isinstance(recipe, DelayedScaling) else None
         before: State | None = None if state is None else state.value
         if before is not None and taken_before(before):
             before = undifferentiated_state(before, _TWICE)

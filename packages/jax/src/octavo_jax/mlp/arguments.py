@@ -45,7 +45,9 @@ def check_mlp_operands(
     *others, inner, n = _whole(wo, placements[1])
     f = features(c, activation, f"wi {list(wi.shape)}")
     if x.ndim < 2 or x.shape[-1] != k:
-        raise ValueError(f"x has shape {list(x.shape)} and wi {list(wi.shape)} takes K = {k}; x is [..., M, {k}]")
+        turned = x.ndim > 1 and x.shape[-1] == c  # as PyTorch's w1 is
+        hint = f"swap wi's last two axes: [..., {c}, {k}]" if turned else f"x is [..., M, {k}]"
+        raise ValueError(f"x has shape {list(x.shape)} and wi {list(wi.shape)} takes K = {k}; {hint}")
     if others != group or inner != f:
         needed = ", ".join(map(str, (*group, f, "N")))
         raise ValueError(f"wo has shape {list(wo.shape)}; wi {list(wi.shape)} with {activation} needs [{needed}]")

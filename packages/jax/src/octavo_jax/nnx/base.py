@@ -180,9 +180,10 @@ def _check_arguments(module: type, rngs: nnx.Rngs | None, unknown: tuple[str, ..
         close = difflib.get_close_matches(unknown[0], known, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
         raise TypeError(f"{module.__name__} has no argument {unknown[0]!r}; {hint}")
-    if rngs is None:
+    if rngs is None or isinstance(rngs, int | Array):
+        given = "no rngs" if rngs is None else "a seed or a key as rngs"
         raise TypeError(
-            f"{module.__name__} was given no rngs; give rngs=nnx.Rngs(seed), which its parameters draw from"
+            f"{module.__name__} was given {given}; give rngs=nnx.Rngs(seed), which its parameters draw from"
         )
 
 

@@ -172,7 +172,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
-            f"{named} is not a complete safetensors file: {printable(error)}; copy or save it again"
+            f"{named} is not a complete safetensors file: {printable(error)}; copy or save it again, or, if "
+            "torch.save wrote it, load it by torch.load and the module's load_state_dict"
         ) from None
     try:
         check, _, text = metadata[_KEY].partition(" ")

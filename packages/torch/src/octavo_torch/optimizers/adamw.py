@@ -16,6 +16,7 @@ from octavo_torch.optimizers.group import OPTIONS, Group, check_group, check_pos
 from octavo_torch.optimizers.saved import checked_state_dict
 from octavo_torch.optimizers.state import State, check_parameter, load_entry, new_state, write_parameter
 from octavo_torch.optimizers.stepping import Found, Member, step_on_device, step_on_host
+from octavo_torch.optimizers.written import Versions, check_unchanged, note
 
 
 class AdamW(Optimizer):
@@ -96,6 +97,7 @@ class AdamW(Optimizer):
             raise
         for parameter in group["params"]:
             self.state[parameter] = self._new_state(parameter, group)
+            note(parameter, self.state[parameter], self._versions())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -103,8 +105,8 @@ class AdamW(Optimizer):
 
         With torch.amp.GradScaler, call `scaler.step(optimizer)`: gradients in `.grad` are unscaled and steps with
         infinities skipped; without `capturable` this reads one number on the host. Raises ValueError where there is a
-        `main_grad`, which a GradScaler does not see, and for gradients and options that do not fit; nothing has been
-        changed then.
+        `main_grad`, which a GradScaler does not see, for gradients and options that do not fit, and for a parameter
+        that was given values since it was written, and its master was not; nothing has been changed then.
         """
         loss = None
         if closure is not None:
@@ -116,6 +118,7 @@ class AdamW(Optimizer):
         for member in members:
             check_gradient(member.name, member.parameter)
             check_rate_device(member.group, member.name, member.parameter)
+            check_unchanged(member.name, member.parameter, self.state[member.parameter], self._versions())
         found = self._found(members)
         for group in self.param_groups:
             of_group = [member for member in members if member.group is group]
@@ -123,6 +126,8 @@ class AdamW(Optimizer):
                 step_on_device(of_group, group, found, self.state)
             elif of_group and (found.skip is None or not bool(found.skip)):
                 step_on_host(of_group, group, found, self.state)
+        for member in members:
+            note(member.parameter, self.state[member.parameter], self._versions())
         return loss
 
     def gradients(self) -> list[Tensor]:
@@ -183,6 +188,7 @@ class AdamW(Optimizer):
         for member, entry in zip(self._members(), states, strict=True):
             parameter = member.parameter
             load_entry(entry, parameter, present[parameter], self._new_state(parameter, member.group))
+            note(parameter, present[parameter], self._versions())
 
     def _members(self) -> Iterator[Member]:
         number = 0
@@ -192,6 +198,11 @@ class AdamW(Optimizer):
                 name = names[place] if names else f"params[{index}][{place}]"
                 yield Member(number, name, parameter, group)
                 number += 1
+
+    def _versions(self) -> Versions:
+        """Not in a copy or a pickle, whose tensors have versions of their own: there a step notes the first ones."""
+        versions: Versions = vars(self).setdefault("_written_at", {})
+        return versions
 
     def _new_state(self, parameter: Tensor, group: Group) -> State:
         return new_state(parameter, group["master_dtype"], group["state_bits"], group["capturable"])
@@ -214,6 +225,7 @@ class AdamW(Optimizer):
             for parameter, values in masters.items():
                 local_of(self.state[parameter]["master"]).copy_(local_of(values))
                 write_parameter(parameter, self.state[parameter])
+                note(parameter, self.state[parameter], self._versions())
 
     def _found(self, members: list[Member]) -> Found:
         """GradScaler sets both attributes around a step."""

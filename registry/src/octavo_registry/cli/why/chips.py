@@ -34,7 +34,7 @@ CHIPS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 """Compute capabilities by name, from NVIDIA's list "CUDA GPU Compute Capability"."""
 
-_CAPABILITY = re.compile(r"(?:sm_?)?(\d+)\.?(\d)[a-z]?")
+_CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)[a-z]?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,68 @@
+"""Whether somebody has changed a parameter since the optimizer wrote it from its master, which a step would undo."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.optimizers.gradients import local_of
+from octavo_torch.optimizers.state import State, values_of
+
+Versions = dict[Tensor, int]
+"""Of each parameter with a master, when the two last agreed: the version, by which torch counts changes in place."""
+
+
+def note(parameter: Tensor, state: State, versions: Versions) -> None:
+    """The parameter agrees with its master now."""
+    there = _counted(parameter)
+    if "master" in state and _has_version(there):
+        versions[parameter] = there._version
+
+
+@torch.no_grad()
+def check_unchanged(name: str, parameter: Tensor, state: State, versions: Versions) -> None:
+    """Raises ValueError where the parameter has got values since `note` that its master does not stand for.
+
+    Values are compared, and read on the host, only after a change in place; never while a CUDA graph is captured.
+    """
+    there, master = _counted(parameter), state.get("master")
+    if master is None or parameter not in versions or not _has_version(there):
+        return
+    if there._version == versions[parameter] or (there.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    if not _stands_for(local_of(master), there):
+        raise ValueError(
+            f"{name} was changed after this optimizer had written it, and its master was not; a step writes the "
+            "parameter from its master, and the new values would be lost. Create the optimizer after values are "
+            "loaded, give them as masters, or copy them into optimizer.state[parameter]['master'], too"
+        )
+
+
+def _counted(parameter: Tensor) -> Tensor:
+    return parameter if isinstance(parameter, CodedWeight) else local_of(parameter)
+
+
+def _has_version(there: Tensor) -> bool:
+    """False for tensors of a compiler's trace and of inference mode, for which torch counts nothing."""
+    held = pytree.tree_leaves(there.codes) if isinstance(there, CodedWeight) else [there]
+    return all(map(is_plain, held)) and not there.is_inference()
+
+
+def _stands_for(master: Tensor, there: Tensor) -> bool:
+    if not isinstance(there, CodedWeight):
+        return _same(there, master.to(there.dtype))
+    written, held = cast(CodedWeight, there.clone()), values_of(there)
+    written.copy_(master)
+    if _same(held, values_of(written)):
+        return True
+    written.copy_(values_of(written))  # a state dict's values are those of codes, which are quantized again
+    return _same(held, values_of(written))
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return bool(((left == right) | (left.isnan() & right.isnan())).all())
