@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rank_work.adamw import fsdp_steps, resharded, sharded_steps
+from rank_work.adamw import fsdp_steps, loaded_shards, resharded, sharded_steps
 from ranks import Ranks
 
 
@@ -30,3 +30,10 @@ def test_fsdp_shards_of_a_grouped_layer_step(ranks: Ranks, rng: np.random.Genera
     """The shard that quantize_before_gather wraps is stepped in place; forward then gathers the new codes."""
     answers = ranks(fsdp_steps, int(rng.integers(1 << 30)))
     assert all(all(answer) for answer in answers), answers
+
+
+def test_values_of_shards_that_a_step_would_undo(ranks: Ranks, rng: np.random.Generator) -> None:
+    """A state dict that is loaded into a sharded model after its optimizer was created; DTensors count it."""
+    for said in ranks(loaded_shards, int(rng.integers(1 << 30))):
+        assert len(said) == 2
+        assert all("was changed after this optimizer had written it" in each for each in said), said

@@ -9,7 +9,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -111,6 +116,30 @@ def fsdp_steps(seed: int) -> list[bool]:
             optimizer.zero_grad()
         answers += [torch.equal(*seen), torch.equal(_values(sharded.weight), alone.weight)]
     return answers
+
+
+def loaded_shards(seed: int) -> list[str]:
+    """What a step says of values that a DTensor and a parameter of FSDP2 were given after the optimizer was created."""
+    layer = GroupedLinear(4, 128, 256, recipe=None, dtype=torch.bfloat16, backend="torch-reference").to(ranks.device)
+    fully_shard(layer, mesh=init_device_mesh(torch.device(ranks.device).type, (dist.get_world_size(),)))
+    placed = Parameters(seed, torch.bfloat16, (0, 1, 0))
+    said = []
+    for module in (layer, placed):
+        optimizer = AdamW(module.named_parameters())
+        for step in range(2):
+            if module is placed:
+                placed.take(seed + 1 + step)
+            else:
+                layer(torch.randn(10, 128).bfloat16().to(ranks.device), [3, 0, 5, 2]).sum().backward()
+            optimizer.step()
+        values = {name: torch.randn(value.shape).to(value.dtype) for name, value in module.named_parameters()}
+        set_model_state_dict(module, values, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+        try:
+            optimizer.step()
+            said.append("")
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 def _values(weight: Tensor) -> Tensor:

@@ -13,15 +13,16 @@ from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.optimizers.gradients import local_of
 from octavo_torch.optimizers.state import State, values_of
 
-Versions = dict[Tensor, int]
-"""Of each parameter with a master, when the two last agreed: the version, by which torch counts changes in place."""
+Versions = dict[Tensor, tuple[int, int]]
+"""Of each parameter with a master, when the two last agreed: the versions, by which torch counts changes in place, of
+the parameter and of this rank's part of it. A change of a DTensor counts for the one, a step for the other."""
 
 
 def note(parameter: Tensor, state: State, versions: Versions) -> None:
     """The parameter agrees with its master now."""
     there = _counted(parameter)
     if "master" in state and _has_version(there):
-        versions[parameter] = there._version
+        versions[parameter] = parameter._version, there._version
 
 
 @torch.no_grad()
@@ -33,7 +34,9 @@ def check_unchanged(name: str, parameter: Tensor, state: State, versions: Versio
     there, master = _counted(parameter), state.get("master")
     if master is None or parameter not in versions or not _has_version(there):
         return
-    if there._version == versions[parameter] or (there.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if (parameter._version, there._version) == versions[parameter]:
+        return
+    if there.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     if not _stands_for(local_of(master), there):
         raise ValueError(
