@@ -202,6 +202,44 @@ def test_gradients_that_a_step_has_taken_are_not_added_to(rng: np.random.Generat
     assert all(map(torch.equal, before, masters.values()))
 
 
+@pytest.mark.parametrize("recipe", ["fp8-block", "nvfp4"])
+@pytest.mark.parametrize("closure", [False, True])
+def test_values_that_a_step_would_undo(recipe: str, closure: bool, rng: np.random.Generator) -> None:
+    """A state dict that is loaded into the module alone: a step says so before anything changes, until its values are
+    in the masters, too; what masters stand for may come again."""
+    model = make(recipe)
+    masters = MasterWeights(model)
+    optimizer = torch.optim.SGD(masters.all_parameters(), lr=1e-2)
+    masters.follow(optimizer)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        y = model(torch.randn(M, K).bfloat16(), SIZES).sum()
+        y.backward()
+        return y
+
+    def step() -> None:
+        if closure:
+            optimizer.step(loss)
+        else:
+            loss()
+            optimizer.step()
+
+    step()
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    step()
+    values = {name: torch.randn(getattr(model, name).shape).bfloat16() for name in ("weight1", "weight2")}
+    before = [master.detach().clone() for master in masters.values()]
+    model.load_state_dict({**model.state_dict(), **values})
+    with pytest.raises(ValueError, match=r"weight1 was changed after .* Create the MasterWeights after values"):
+        step()
+    assert all(map(torch.equal, before, masters.values()))
+    with torch.no_grad():
+        for name, value in values.items():
+            masters[name].copy_(value)
+    step()
+
+
 def test_masters_start_from_what_the_codes_stand_for(rng: np.random.Generator) -> None:
     """Without values: their rows as fprop reads them, in the order of the module's weight, where gate and up rows may
     take turns."""

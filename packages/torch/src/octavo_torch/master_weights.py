@@ -15,6 +15,11 @@ from torch.utils.weak import TensorWeakRef
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.optimizers.state import values_of
+from octavo_torch.optimizers.written import Versions, check_unchanged, note
+
+_LATER_VALUES = (
+    "Create the MasterWeights after values are loaded, give them as values, or copy them into the master, too"
+)
 
 
 class MasterWeights(nn.ParameterDict):
@@ -63,6 +68,7 @@ class MasterWeights(nn.ParameterDict):
             raise ValueError(f"values has {strange[0]!r}; give values of {', '.join(coded)} alone")
         self._followed: list[weakref.ref[Optimizer]] = []
         self._taken = _Taken()
+        self._written: Versions = {}
         self._coded, self._others = coded, [p for p in module.parameters() if not isinstance(p, CodedWeight)]
         # each is checked before any is written
         masters = {name: _master(name, weight, dtype, (values or {}).get(name)) for name, weight in coded.items()}
@@ -71,6 +77,7 @@ class MasterWeights(nn.ParameterDict):
             if values is not None and name in values:
                 with torch.no_grad():
                     weight.copy_(masters[name])
+            note(weight, masters[name], self._written)
         self._give_buffers()
 
     def _give_buffers(self) -> None:
@@ -127,6 +134,7 @@ class MasterWeights(nn.ParameterDict):
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Collects, or has the closure among the arguments of the step do so, in which the gradients come."""
+        self._check_written()
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": self._collecting(kwargs["closure"])}
         if len(args) > 1 and args[1] is not None:
@@ -161,17 +169,27 @@ class MasterWeights(nn.ParameterDict):
 
     def __getstate__(self) -> dict[str, object]:
         optimizers = (followed() for followed in self._followed)
-        return {**self.__dict__, "_followed": [one for one in optimizers if one is not None], "_taken": None}
+        return {
+            **self.__dict__,
+            "_followed": [one for one in optimizers if one is not None],
+            "_taken": None,
+            "_written": None,
+        }
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**state, "_followed": [], "_taken": _Taken()})  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "_followed": [], "_taken": _Taken(), "_written": {}})  # type: ignore[no-untyped-call]
         # neither an optimizer's state nor a weight's has what this has given to it
         self._give_buffers()
         for optimizer in cast("list[Optimizer]", state.get("_followed", ())):
             self.follow(optimizer)
 
     def collect(self) -> None:
-        """Moves the gradients that the CodedWeights have received to the masters: call it before you clip them."""
+        """Moves the gradients that the CodedWeights have received to the masters: call it before you clip them.
+
+        Raises ValueError where a CodedWeight has got other values than its master since it was written, which the next
+        `write` would undo.
+        """
+        self._check_written()
         for name, weight in self._coded.items():
             _move_gradient(name, self[_key(name)], weight, self._taken)
 
@@ -180,6 +198,11 @@ class MasterWeights(nn.ParameterDict):
         """Quantizes every master, cast to its weight's dtype, into the weight's codes."""
         for name, weight in self._coded.items():
             weight.copy_(self[_key(name)])
+            note(weight, self[_key(name)], self._written)
+
+    def _check_written(self) -> None:
+        for name, weight in self._coded.items():
+            check_unchanged(name, weight, self[_key(name)], self._written, _LATER_VALUES)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As a module's, without `assign`; the codes are written afterwards."""

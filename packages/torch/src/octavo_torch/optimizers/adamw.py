@@ -97,7 +97,7 @@ class AdamW(Optimizer):
             raise
         for parameter in group["params"]:
             self.state[parameter] = self._new_state(parameter, group)
-            note(parameter, self.state[parameter], self._versions())
+            note(parameter, self.state[parameter].get("master"), self._versions())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -118,7 +118,8 @@ class AdamW(Optimizer):
         for member in members:
             check_gradient(member.name, member.parameter)
             check_rate_device(member.group, member.name, member.parameter)
-            check_unchanged(member.name, member.parameter, self.state[member.parameter], self._versions())
+            master = self.state[member.parameter].get("master")
+            check_unchanged(member.name, member.parameter, master, self._versions())
         found = self._found(members)
         for group in self.param_groups:
             of_group = [member for member in members if member.group is group]
@@ -127,7 +128,7 @@ class AdamW(Optimizer):
             elif of_group and (found.skip is None or not bool(found.skip)):
                 step_on_host(of_group, group, found, self.state)
         for member in members:
-            note(member.parameter, self.state[member.parameter], self._versions())
+            note(member.parameter, self.state[member.parameter].get("master"), self._versions())
         return loss
 
     def gradients(self) -> list[Tensor]:
@@ -188,7 +189,7 @@ class AdamW(Optimizer):
         for member, entry in zip(self._members(), states, strict=True):
             parameter = member.parameter
             load_entry(entry, parameter, present[parameter], self._new_state(parameter, member.group))
-            note(parameter, present[parameter], self._versions())
+            note(parameter, present[parameter].get("master"), self._versions())
 
     def _members(self) -> Iterator[Member]:
         number = 0
@@ -225,7 +226,7 @@ class AdamW(Optimizer):
             for parameter, values in masters.items():
                 local_of(self.state[parameter]["master"]).copy_(local_of(values))
                 write_parameter(parameter, self.state[parameter])
-                note(parameter, self.state[parameter], self._versions())
+                note(parameter, self.state[parameter].get("master"), self._versions())
 
     def _found(self, members: list[Member]) -> Found:
         """GradScaler sets both attributes around a step."""

@@ -11,27 +11,35 @@ from torch.utils import _pytree as pytree
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.optimizers.gradients import local_of
-from octavo_torch.optimizers.state import State, values_of
+from octavo_torch.optimizers.state import values_of
 
 Versions = dict[Tensor, tuple[int, int]]
 """Of each parameter with a master, when the two last agreed: the versions, by which torch counts changes in place, of
 the parameter and of this rank's part of it. A change of a DTensor counts for the one, a step for the other."""
 
 
-def note(parameter: Tensor, state: State, versions: Versions) -> None:
-    """The parameter agrees with its master now."""
+AS_MASTERS = (
+    "Create the optimizer after values are loaded, give them as masters, or copy them into "
+    "optimizer.state[parameter]['master'], too"
+)
+
+
+def note(parameter: Tensor, master: Tensor | None, versions: Versions) -> None:
+    """The parameter agrees with its master now, if it has one."""
     there = _counted(parameter)
-    if "master" in state and _has_version(there):
+    if master is not None and _has_version(there):
         versions[parameter] = parameter._version, there._version
 
 
 @torch.no_grad()
-def check_unchanged(name: str, parameter: Tensor, state: State, versions: Versions) -> None:
+def check_unchanged(
+    name: str, parameter: Tensor, master: Tensor | None, versions: Versions, advice: str = AS_MASTERS
+) -> None:
     """Raises ValueError where the parameter has got values since `note` that its master does not stand for.
 
     Values are compared, and read on the host, only after a change in place; never while a CUDA graph is captured.
     """
-    there, master = _counted(parameter), state.get("master")
+    there = _counted(parameter)
     if master is None or parameter not in versions or not _has_version(there):
         return
     if (parameter._version, there._version) == versions[parameter]:
@@ -41,8 +49,7 @@ def check_unchanged(name: str, parameter: Tensor, state: State, versions: Versio
     if not _stands_for(local_of(master), there):
         raise ValueError(
             f"{name} was changed after this optimizer had written it, and its master was not; a step writes the "
-            "parameter from its master, and the new values would be lost. Create the optimizer after values are "
-            "loaded, give them as masters, or copy them into optimizer.state[parameter]['master'], too"
+            f"parameter from its master, and the new values would be lost. {advice}"
         )
 
 
