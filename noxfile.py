@@ -368,7 +368,8 @@ def gpu(session: nox.Session) -> None:
     # a file of CUDA tests alone has it in its name, a test of both devices in its parameters
     of_cuda = ("native", "packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native")
     parts = {f"{directory}/tests": _pytest_on_gpu(f"{directory}/tests", "-k", "cuda") for directory in of_cuda}
-    parts["native/tests"] += ("--dist", "worksteal")  # modules share nothing, and a few of them take most of the time
+    # modules share nothing, and a few of them take most of the time
+    parts["native/tests"] = _pytest_on_gpu("native/tests", "-k", "cuda", dist="worksteal")
     for name in ("octavo-torch-triton", "octavo-jax-triton"):
         if _is_installed(name):  # whose device is the GPU where there is one
             parts[f"{DIRECTORIES[name]}/tests"] = _pytest_on_gpu(f"{DIRECTORIES[name]}/tests")
@@ -377,7 +378,7 @@ def gpu(session: nox.Session) -> None:
     parts |= {f"conformance({backend})": _pytest_on_gpu(*suite, backend) for backend in session.posargs or here}
     everything = (sys.executable, "native/tests/sanitize.py")
     parts["sanitize.py"] = everything
-    # one process with XLA would take the memory of all; each with torch would start a thread per core, all for the same
+    # else one process with XLA takes the memory of all, and each with torch starts a thread on every core
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "1"}
     failed = []
     for name, command in parts.items():
@@ -415,14 +416,14 @@ def _sanitize(session: nox.Session, everything: tuple[str, ...], env: dict[str, 
         return [tool for tool, code in pool.map(run, SANITIZERS) if code]
 
 
-def _pytest_on_gpu(*arguments: str) -> tuple[str, ...]:
+def _pytest_on_gpu(*arguments: str, dist: str = "loadscope") -> tuple[str, ...]:
     """pytest with processes on three quarters of the cores where pytest-xdist is installed, for most of a test's time
     is its host's.
 
     What frameworks of the environment warn of is told and no failure: their versions are not ours.
     """
     processes = str(max(2, (os.cpu_count() or 1) * 3 // 4))
-    spread = ("-n", processes, "--dist", "loadscope", "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
+    spread = ("-n", processes, "--dist", dist, "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
     theirs = ("-W", "default::UserWarning", "-W", "default::DeprecationWarning", "-W", "default::FutureWarning")
     return (sys.executable, "-m", "pytest", *spread, *theirs, *arguments)
 

@@ -134,7 +134,6 @@ class MasterWeights(nn.ParameterDict):
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Collects, or has the closure among the arguments of the step do so, in which the gradients come."""
-        self._check_written()
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": self._collecting(kwargs["closure"])}
         if len(args) > 1 and args[1] is not None:
@@ -147,6 +146,7 @@ class MasterWeights(nn.ParameterDict):
         self.write()
 
     def _collecting(self, closure: object) -> Callable[[], object]:
+        self._check_written()  # before the first of its calls writes
         run = cast("Callable[[], object]", closure)
 
         def collected() -> object:

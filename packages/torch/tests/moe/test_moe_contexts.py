@@ -90,11 +90,10 @@ def test_a_routers_gradients_are_products_in_fp32_in_autocast(compiled: bool) ->
     call = torch.compile(module, backend="aot_eager", fullgraph=True) if compiled else module
     with torch.autocast("cpu", torch.bfloat16):
         y, expected = call(x), module(x)
-        if not compiled:
-            grads = torch.autograd.grad(y, [x, *module.parameters()], dy)
-    if compiled:
-        grads = torch.autograd.grad(y, [x, *module.parameters()], dy)
-    assert_equal([y, *grads], [expected, *torch.autograd.grad(expected, [x, *module.parameters()], dy)])
+    leaves = [x, *module.parameters()]
+    with torch.autocast("cpu", torch.bfloat16, enabled=not compiled):
+        grads = torch.autograd.grad(y, leaves, dy)
+    assert_equal([y, *grads], [expected, *torch.autograd.grad(expected, leaves, dy)])
 
 
 def test_functional_gradient(rng: np.random.Generator) -> None:

@@ -97,7 +97,7 @@ class AdamW(Optimizer):
             raise
         for parameter in group["params"]:
             self.state[parameter] = self._new_state(parameter, group)
-            note(parameter, self.state[parameter].get("master"), self._versions())
+            self._note(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -128,7 +128,7 @@ class AdamW(Optimizer):
             elif of_group and (found.skip is None or not bool(found.skip)):
                 step_on_host(of_group, group, found, self.state)
         for member in members:
-            note(member.parameter, self.state[member.parameter].get("master"), self._versions())
+            self._note(member.parameter)
         return loss
 
     def gradients(self) -> list[Tensor]:
@@ -189,7 +189,7 @@ class AdamW(Optimizer):
         for member, entry in zip(self._members(), states, strict=True):
             parameter = member.parameter
             load_entry(entry, parameter, present[parameter], self._new_state(parameter, member.group))
-            note(parameter, present[parameter].get("master"), self._versions())
+            self._note(parameter)
 
     def _members(self) -> Iterator[Member]:
         number = 0
@@ -199,6 +199,9 @@ class AdamW(Optimizer):
                 name = names[place] if names else f"params[{index}][{place}]"
                 yield Member(number, name, parameter, group)
                 number += 1
+
+    def _note(self, parameter: Tensor) -> None:
+        note(parameter, self.state[parameter].get("master"), self._versions())
 
     def _versions(self) -> Versions:
         """Not in a copy or a pickle, whose tensors have versions of their own: there a step notes the first ones."""
@@ -226,7 +229,7 @@ class AdamW(Optimizer):
             for parameter, values in masters.items():
                 local_of(self.state[parameter]["master"]).copy_(local_of(values))
                 write_parameter(parameter, self.state[parameter])
-                note(parameter, self.state[parameter].get("master"), self._versions())
+                self._note(parameter)
 
     def _found(self, members: list[Member]) -> Found:
         """GradScaler sets both attributes around a step."""

@@ -17,8 +17,7 @@ Versions = dict[Tensor, tuple[int, int]]
 """Of each parameter with a master, when the two last agreed: the versions, by which torch counts changes in place, of
 the parameter and of this rank's part of it. A change of a DTensor counts for the one, a step for the other."""
 
-
-AS_MASTERS = (
+_AS_MASTERS = (
     "Create the optimizer after values are loaded, give them as masters, or copy them into "
     "optimizer.state[parameter]['master'], too"
 )
@@ -33,7 +32,7 @@ def note(parameter: Tensor, master: Tensor | None, versions: Versions) -> None:
 
 @torch.no_grad()
 def check_unchanged(
-    name: str, parameter: Tensor, master: Tensor | None, versions: Versions, advice: str = AS_MASTERS
+    name: str, parameter: Tensor, master: Tensor | None, versions: Versions, advice: str = _AS_MASTERS
 ) -> None:
     """Raises ValueError where the parameter has got values since `note` that its master does not stand for.
 
