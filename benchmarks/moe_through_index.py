@@ -4,8 +4,9 @@ the rows first.
 python benchmarks/moe_through_index.py OUTPUT COMMIT
 
 The ways of one shape, recipe and form take turns in one process, on a CUDA device. The others are backends with the
-same kernels: one offers neither `BoundQuantize.of_tokens` nor GEMMs that take tokens; and one, in bf16, no activations
-without codes (`BoundActQuantize.values`), so that a quantizer's kernels make them and its codes are thrown away.
+same kernels: one offers neither `BoundQuantize.of_tokens` nor GEMMs that take tokens; one, in block scaling, no GEMMs
+that take tokens, so that codes are those of rows; and one, in bf16, no activations without codes
+(`BoundActQuantize.values`), so that a quantizer's kernels make them and its codes are thrown away.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from octavo_torch_native.plugin import CARD
 
 KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "mxfp8", "nvfp4")
 TURNS, WARM = 20, 4
-NATIVE, PERMUTING, QUANTIZING = "torch-native", "permuting", "codes-between"
+NATIVE, PERMUTING, QUANTIZING, ROWS = "torch-native", "permuting", "codes-between", "codes-of-rows"
 
 
 class Poorer(Backend):
@@ -65,7 +66,8 @@ class Poorer(Backend):
             return replace(bound, values=None) if isinstance(bound, BoundActQuantize | BoundDactQuantize) else bound
         if isinstance(bound, BoundFprop | BoundDgrad | BoundWgrad):
             return replace(bound, takes_tokens=())
-        return replace(bound, of_tokens=None) if isinstance(bound, BoundQuantize) else bound
+        lacks_tokens = self._name == PERMUTING and isinstance(bound, BoundQuantize)
+        return replace(bound, of_tokens=None) if lacks_tokens else bound
 
 
 class Plugin:
@@ -74,13 +76,13 @@ class Plugin:
     @hookimpl
     def octavo_backends(self) -> Iterable[BackendCard]:
         """torch-native's card, named and ranked behind it."""
-        names = PERMUTING, QUANTIZING
+        names = PERMUTING, QUANTIZING, ROWS
         return tuple(CARD.model_copy(update={"name": name, "priority": CARD.priority - 1}) for name in names)
 
     @hookimpl
     def octavo_load(self, name: str) -> Backend | None:
         """The backend."""
-        return Poorer(name) if name in (PERMUTING, QUANTIZING) else None
+        return Poorer(name) if name in (PERMUTING, QUANTIZING, ROWS) else None
 
 
 def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
@@ -103,7 +105,7 @@ def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tens
     shape, recipe = SHAPES[label], octavo.recipe(kind)
     how: dict[str, Any] = {"recipe": recipe, "form": form} | ({"seed": 1} if recipe.stochastic else {})
     leaves = [given[name] for name in ("x", "weights", "w1", "w2")]
-    names = (PERMUTING, *((QUANTIZING,) if kind == "bf16" else ()), NATIVE)
+    names = (PERMUTING, *{"bf16": [QUANTIZING], "fp8-block": [ROWS]}.get(kind, ()), NATIVE)
     ways = {name: partial(ot.moe_mlp, **given, backend=name, **how) for name in names}
     rows: dict[str, dict[str, Any]] = {name: {} for name in ways}
     results = []
@@ -122,6 +124,8 @@ def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tens
         rows[name] |= times
     permuted, through = rows[PERMUTING]["step_ms"], rows[NATIVE]["step_ms"]
     more = {"same_bits": same, "predicted_mb": predicted(shape, kind, form), "saved": 1 - through / permuted}
+    if ROWS in rows:
+        more["saved_without_codes_of_rows"] = 1 - through / rows[ROWS]["step_ms"]
     if QUANTIZING in rows:
         more["saved_without_codes"] = 1 - through / rows[QUANTIZING]["step_ms"]
     print(

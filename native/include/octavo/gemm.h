@@ -26,7 +26,10 @@ struct GemmOperand {
   const void* scales = nullptr;
   const float* global = nullptr;  // NVFP4's second level, [G]
   int64_t row_stride = 0;
-  RowIndex index = {};  // of ragged, unquantized rows: `data` are tokens; of one operand at most. CUDA: of bf16
+  // Of ragged rows, of one operand at most: `data` are tokens, unquantized (CUDA: bf16), or of fprop's and dgrad's left
+  // operand codes of block scaling, with their scales in the plain layout, [count][blocks of 128 columns] (CUDA: e4m3
+  // on both sides, weights in square blocks).
+  RowIndex index = {};
 };
 
 // What is known of a GEMM before there are tensors.

@@ -113,6 +113,22 @@ Error check_interleaved(const GemmArgs& args, bool cuda) {
   return {};
 }
 
+// Codes of tokens, which are those of their rows where no other row has a say in them.
+Error check_index_of_codes(const GemmArgs& args, bool cuda) {
+  const GemmSpec& spec = args.spec;
+  if (spec.gemm == Gemm::wgrad || spec.scaling != Scaling::block) {
+    return invalid(
+        "an index was given with codes that depend on other rows, too; codes of tokens are those of fprop's and "
+        "dgrad's left operand with block scaling, so leave it null");
+  }
+  if (cuda && (spec.left_format != Format::e4m3 || spec.right_format != Format::e4m3 || !spec.right_square)) {
+    return unsupported(
+        "an index was given with codes, of which the CUDA kernels gather e4m3 beside e4m3 weights in square blocks; "
+        "permute the rows");
+  }
+  return {};
+}
+
 // Rows of an operand that stand where a router's tokens do.
 Error check_indices(const GemmArgs& args, bool cuda) {
   const GemmSpec& spec = args.spec;
@@ -121,12 +137,10 @@ Error check_indices(const GemmArgs& args, bool cuda) {
   const bool left = args.left.index.of_rows, right = args.right.index.of_rows;
   if (!left && !right) return {};
   if (left && right) return invalid("both operands have an index; permute the rows of one of them");
-  if (spec.quantized) {
-    return invalid("an index was given with quantized operands, whose codes are read as they lie; leave it null");
-  }
   if (right && spec.gemm != Gemm::wgrad) {
     return invalid("the right operand has an index and is a weight; an index is for ragged rows, so leave it null");
   }
+  if (spec.quantized) return check_index_of_codes(args, cuda);
   if (cuda && spec.dtype != DType::bf16) {
     return unsupported(
         "an index was given and dtype is not bf16, which alone the CUDA kernels gather; permute the rows");

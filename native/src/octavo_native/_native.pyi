@@ -378,9 +378,11 @@ class Gemm:
 
         Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with
         accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +
-        bias_scales[r] * bias[g], with bias_scales [M]. With left_index or right_index, int64 [M], that ragged,
-        unquantized operand is an array of `count` rows and its row i is row index[i] // each; zeros where index[i]
-        is outside 0 to count * each - 1. On CUDA it is bf16.
+        bias_scales[r] * bias[g], with bias_scales [M]. With left_index or right_index, int64 [M], that ragged
+        operand is an array of `count` rows and its row i is row index[i] // each; zeros where index[i] is outside
+        0 to count * each - 1. It is unquantized, on CUDA bf16; or the left one of fprop or dgrad in block scaling,
+        codes and scales in the plain layout of `count` rows, on CUDA both operands e4m3 and the weights in square
+        blocks.
         tile: a number of `tiles`, -1 for the model's choice (CUDA).
         ctas: most CTAs of the product, each of which has a multiprocessor to itself, with the same bits; 0: one
         for each multiprocessor. The CPU takes any and has none.

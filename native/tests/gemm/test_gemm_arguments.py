@@ -323,7 +323,15 @@ def test_a_machine_without_a_gpu_says_so(call: Call) -> None:
 @pytest.mark.parametrize(
     ("spec", "changes", "reason"),
     [
-        (BLOCK, {"left_index": "plan"}, "an index was given with quantized operands"),
+        ({**BLOCK, "gemm": "wgrad"}, {"left_index": "plan"}, "codes that depend on other rows"),
+        ({**BLOCK, "scaling": "delayed"}, {"left_index": "plan"}, "codes that depend on other rows"),
+        (BLOCK, {"right_index": "plan"}, "the right operand has an index and is a weight"),
+        (BLOCK, {"left_index": "plan", "cuda": True}, "gather e4m3 beside e4m3 weights in square blocks"),
+        (
+            {**BLOCK, "right_square": True, "left_format": "e5m2"},
+            {"left_index": "plan", "cuda": True},
+            "gather e4m3 beside e4m3 weights in square blocks",
+        ),
         (FPROP, {"right_index": "plan"}, "the right operand has an index and is a weight"),
         (WGRAD, {"left_index": "plan", "right_index": "plan"}, "both operands have an index"),
         (FPROP, {"left_index": "plan", "count": -1}, "count is negative"),

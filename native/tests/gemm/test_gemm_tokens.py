@@ -12,6 +12,8 @@ from guarded import Guarded, put
 from octavo_native import gemms
 
 G, N, K = 5, 24, 40
+WIDE = 272
+"""Columns of two blocks and a part of one."""
 SIDES = {"fprop": ("left",), "dgrad": ("left",), "wgrad": ("left", "right")}
 """The ragged operands of each GEMM."""
 
@@ -67,3 +69,46 @@ def test_products_of_tokens_have_the_bits_of_rows(
         how: dict[str, int] = {f"{side}_index": indices.address, f"{side}_stride": width + gap}
         made = run(through, **how, each=each, count=count)
         assert (made == run(moved)).all(), (side, each, sizes)
+
+
+@pytest.mark.parametrize("left_format", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("gemm", ["fprop", "dgrad"])
+def test_products_of_codes_of_tokens_have_the_bits_of_rows(
+    gemm: str, left_format: str, rng: np.random.Generator
+) -> None:
+    """In block scaling a row has the codes and scales of its token, which are read where the token's stand: the same
+    with choices that are nobody's, and with NaN in tokens that nobody chose."""
+    each, count = int(rng.integers(1, 4)), 37
+    sizes = rng.multinomial(count * each - 9, (0.3, 0.0, 0.4, 0.05, 0.25))
+    rows = int(sizes.sum()) + 6
+    order = rng.permutation(count * each)[:rows]
+    order[rng.integers(0, rows, 5)] = rng.choice([-1, count * each, 1 << 40, -(1 << 62)], 5)
+    inside = (order >= 0) & (order < count * each)
+    token = np.where(inside, order // each, 0)
+    plan, _ = make_plan(sizes, rows)
+    n, k = (N, WIDE) if gemm == "fprop" else (WIDE, K)
+    kind = gemms.gemm_named(gemm=gemm, scaling="block", left_format=left_format, right_square=True, out_dtype="float32")
+    codes = rng.integers(0, 0x78, (count, WIDE), dtype=np.uint8)  # finite in both formats
+    blocks = -(-WIDE // 128)
+    scales = np.exp2(rng.integers(-6, 7, (count, blocks))).astype(np.float32)
+    nobody = np.setdiff1d(np.arange(count), token[inside])
+    codes[nobody], scales[nobody] = 0x7F, np.nan
+    moved = np.where(inside[:, None], codes[token], 0)
+    scales_of_rows = np.ones((blocks, 4 * -(-rows // 4)), np.float32)
+    scales_of_rows[:, :rows] = np.where(inside, scales[token].T, 1)
+    weights = put(rng.integers(0, 0x78, G * 1024 * WIDE, dtype=np.uint8))
+    factors = put(np.exp2(rng.integers(-6, 7, 4096)).astype(np.float32))
+
+    def run(left: Any, left_scales: Any, **index: int) -> Any:
+        held = [put(np.ascontiguousarray(array)) for array in (left, left_scales)]
+        out = Guarded((rows, n if gemm == "fprop" else k), np.float32)
+        kind.run(
+            cuda=False, rows=rows, n=n, k=k, groups=G, plan=plan.address, left=held[0].address,
+            left_scales=held[1].address, right=weights.address, right_scales=factors.address, out=out.address,
+            threads=3, **index,
+        )  # fmt: skip
+        return out.bytes.copy()
+
+    indices = put(order)
+    made = run(codes, scales, left_index=indices.address, each=each, count=count)
+    assert (made == run(moved, scales_of_rows)).all(), (each, sizes)

@@ -60,7 +60,7 @@ def interleaved() -> list[dict[str, Any]]:
 def kinds() -> list[dict[str, Any]]:
     """Arguments of `gemm_named`: every scaling and format, square weights, Hadamard data, dtypes, results, options.
 
-    With `tokens`, the operand of that name stands where a router's tokens do.
+    With `tokens`, the operand of that name stands where a router's tokens do; `sides` in the place of those in turn.
     """
     made: list[dict[str, Any]] = []
     for gemm in native.GEMMS:
@@ -83,6 +83,10 @@ def kinds() -> list[dict[str, Any]]:
     for gemm, side in (("fprop", "left"), ("dgrad", "left"), ("wgrad", "left"), ("wgrad", "right")):
         # of each, sums that are stored and sums that are added
         made += [{"gemm": gemm, "tokens": side, "out_dtype": out} for out in ("bfloat16", "float32") for _ in range(2)]
+    for gemm in ("fprop", "dgrad"):
+        codes = {"gemm": gemm, "tokens": "left", "scaling": "block", "right_square": True}
+        # scales are loaded one by one, or four at once where their number is a multiple of four
+        made += [codes, {**codes, "sides": (512, 512)}]
     for number, kind in enumerate(made):
         kind.setdefault("out_dtype", tuple(DTYPES)[number % 3])
         kind["accumulate"] = kind["gemm"] == "wgrad" and number % 2 == 1
@@ -97,8 +101,8 @@ class Launch:
 
     def __init__(self, kind: dict[str, Any], number: int, draw: torch.Generator) -> None:
         self.kind, self.number, self.draw = kind, number, draw
-        self.gemm = gemms.gemm_named(**{name: value for name, value in kind.items() if name != "tokens"})
-        self.n, self.k = SIDES[number % len(SIDES)]
+        self.gemm = gemms.gemm_named(**{name: value for name, value in kind.items() if name not in ("tokens", "sides")})
+        self.n, self.k = kind.get("sides", SIDES[number % len(SIDES)])
         self.ragged = Shape(SIZES[number % len(SIZES)], 0)
         groups = len(self.ragged.sizes)
         self.sides = {"rows": self.ragged.rows, "n": self.n, "k": self.k, "groups": groups}
@@ -190,27 +194,46 @@ class Launch:
         """Arrays by the names of `Gemm.run`."""
         name = ("left", "right")[side]
         x = self._rows(OPERANDS[self.kind["gemm"]][side], place, unwritten)
-        if self.kind.get("tokens") == name and place.cuda:
-            return self._tokens(name, x, unwritten)
+        of_tokens = self.kind.get("tokens") == name and place.cuda
         if self.kind.get("scaling") is None:
-            return {name: x}
+            return self._tokens(name, x, unwritten) if of_tokens else {name: x}
         plane = self._quantized(side, x, place, unwritten)
+        if of_tokens:
+            return self._codes_of_tokens(name, plane, unwritten)
         return {name: plane.codes, f"{name}_scales": plane.scales, f"{name}_global": plane.factor}
 
     def _tokens(self, name: str, x: Tensor, unwritten: bool) -> dict[str, Tensor | None]:
         """The rows x in another order, NaN or without a value where a row is to be zeros, and their index."""
-        used, nowhere = self.ragged.used, self.nowhere.to(x.device)
         tokens = torch.empty_like(x)
         if not unwritten:
             tokens.fill_(torch.nan)
-        place = self.tokens.to(x.device)
-        read = torch.arange(len(x), device=x.device) < used
-        tokens[place[read & ~nowhere]] = x[read & ~nowhere]
-        strange = torch.tensor([-1, CHOICES * len(x), 1 << 40, -(1 << 62)], device=x.device)
+        read, place, index = self._index(x.device, unwritten)
+        tokens[place[read]] = x[read]
+        return {name: tokens, f"{name}_index": index}
+
+    def _codes_of_tokens(self, name: str, plane: Plane, unwritten: bool) -> dict[str, Tensor | None]:
+        """The same of the codes of rows and their scales, all of which are NaN where no row reads them."""
+        rows, cols = self.ragged.rows, self.shapes[OPERANDS[self.kind["gemm"]][0]].cols
+        by_block = plane.scales.view(torch.float32).view(-(-cols // 128), -1)
+        codes, scales = torch.empty_like(plane.codes), by_block.new_empty(rows, len(by_block))
+        if not unwritten:
+            codes.fill_(0xFF)
+            scales.fill_(torch.nan)
+        read, place, index = self._index(codes.device, unwritten)
+        codes.view(rows, cols)[place[read]] = plane.codes.view(rows, cols)[read]
+        scales[place[read]] = by_block[:, :rows][:, read].T
+        return {name: codes, f"{name}_scales": scales, f"{name}_index": index}
+
+    def _index(self, device: torch.device, unwritten: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Which rows are read of a token, the token of each row, and the choice of each as kernels read it."""
+        rows, used, nowhere = self.ragged.rows, self.ragged.used, self.nowhere.to(device)
+        place = self.tokens.to(device)
+        read = (torch.arange(rows, device=device) < used) & ~nowhere
+        strange = torch.tensor([-1, CHOICES * rows, 1 << 40, -(1 << 62)], device=device)
         order = torch.where(nowhere, strange[place % 4], place * CHOICES + place % CHOICES)
         held = torch.empty_like(order)
         held[:used] = order[:used]
-        return {name: tokens, f"{name}_index": held if unwritten else order}
+        return read, place, held if unwritten else order
 
     def run(self, place: Place, tile: int, unwritten: bool = False) -> Tensor:
         """Bytes of the result."""

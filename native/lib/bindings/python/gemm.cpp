@@ -158,22 +158,25 @@ void bind_gemm(nb::module_& m) {
       .def("workspace_bytes", &GroupedGemm::workspace_bytes, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a,
            "groups"_a, "tile"_a = -1,
            "Bytes of the workspace that `run` needs with these arguments; 256-byte aligned, undefined at entry.")
-      .def("run", &GroupedGemm::run, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a, "groups"_a, "plan"_a, "left"_a,
-           "right"_a, "out"_a, "left_scales"_a = 0, "left_global"_a = 0, "left_stride"_a = 0, "right_scales"_a = 0,
-           "right_global"_a = 0, "right_stride"_a = 0, "out_row_stride"_a = 0, "out_group_stride"_a = 0, "bias"_a = 0,
-           "bias_dtype"_a = 2, "bias_scales"_a = 0, "left_index"_a = 0, "right_index"_a = 0, "each"_a = 1,
-           "count"_a = 0, "tile"_a = -1, "ctas"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0, "stream"_a = 0,
-           "threads"_a = 1, nb::arg("into").none() = nb::none(),
-           "Write the product to `out`: rows M, n out-features, k in-features. Strides are elements, 0: contiguous.\n\n"
-           "Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with\n"
-           "accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +\n"
-           "bias_scales[r] * bias[g], with bias_scales [M]. With left_index or right_index, int64 [M], that ragged,\n"
-           "unquantized operand is an array of `count` rows and its row i is row index[i] // each; zeros where "
-           "index[i]\n"
-           "is outside 0 to count * each - 1. On CUDA it is bf16.\n"
-           "tile: a number of `tiles`, -1 for the model's choice (CUDA).\n"
-           "ctas: most CTAs of the product, each of which has a multiprocessor to itself, with the same bits; 0: one\n"
-           "for each multiprocessor. The CPU takes any and has none.")
+      .def(
+          "run", &GroupedGemm::run, nb::kw_only(), "cuda"_a, "rows"_a, "n"_a, "k"_a, "groups"_a, "plan"_a, "left"_a,
+          "right"_a, "out"_a, "left_scales"_a = 0, "left_global"_a = 0, "left_stride"_a = 0, "right_scales"_a = 0,
+          "right_global"_a = 0, "right_stride"_a = 0, "out_row_stride"_a = 0, "out_group_stride"_a = 0, "bias"_a = 0,
+          "bias_dtype"_a = 2, "bias_scales"_a = 0, "left_index"_a = 0, "right_index"_a = 0, "each"_a = 1, "count"_a = 0,
+          "tile"_a = -1, "ctas"_a = 0, "workspace"_a = 0, "workspace_bytes"_a = 0, "stream"_a = 0, "threads"_a = 1,
+          nb::arg("into").none() = nb::none(),
+          "Write the product to `out`: rows M, n out-features, k in-features. Strides are elements, 0: contiguous.\n\n"
+          "Rows past the plan's sum are not read and come back as +0. wgrad of a group without rows is +0, or with\n"
+          "accumulate what `out` holds. bias [G, N] of fprop, [G, K] of dgrad: y[r] = ... +\n"
+          "bias_scales[r] * bias[g], with bias_scales [M]. With left_index or right_index, int64 [M], that ragged\n"
+          "operand is an array of `count` rows and its row i is row index[i] // each; zeros where index[i] is outside\n"
+          "0 to count * each - 1. It is unquantized, on CUDA bf16; or the left one of fprop or dgrad in block "
+          "scaling,\n"
+          "codes and scales in the plain layout of `count` rows, on CUDA both operands e4m3 and the weights in square\n"
+          "blocks.\n"
+          "tile: a number of `tiles`, -1 for the model's choice (CUDA).\n"
+          "ctas: most CTAs of the product, each of which has a multiprocessor to itself, with the same bits; 0: one\n"
+          "for each multiprocessor. The CPU takes any and has none.")
       .def("tiles", &GroupedGemm::tiles, "Names of the tiles that the CUDA kernels of this GEMM come in, by number.")
       .def("tile", &GroupedGemm::tile, nb::kw_only(), "rows"_a, "n"_a, "k"_a, "groups"_a, "sms"_a = 132, "tile"_a = -1,
            "What the model expects of a tile (-1: of the one that it chooses) for M rows in equal groups:\n\n"

@@ -44,14 +44,16 @@ class GemmSide {
     args.spec.hadamard = spec.hadamard;
     args.direction = along_rows ? Direction::columnwise : Direction::rowwise;
     // a Plane is written by quantizers and only read here
+    if (operand.index.of_rows) args.rows = operand.index.count;
     args.plane = {const_cast<void*>(operand.data), const_cast<void*>(operand.scales),
-                  const_cast<float*>(operand.global), Layout::native};
+                  const_cast<float*>(operand.global), operand.index.of_rows ? Layout::plain : Layout::native};
     return args;
   }
 
   // to[r * stride + c] = element (r, c) of the block.
   void fetch(const PanelBlock& block, SideBuffers& buffers, float* to, int64_t stride) const {
     if (values_) return fetch_values(block, buffers, to, stride);
+    if (quantized_ && operand_.index.of_rows) return fetch_codes_of_tokens(block, buffers, to, stride);
     if (quantized_) return plane_.load(block, buffers, to, stride);
     const auto* data = static_cast<const uint8_t*>(operand_.data);
     for (int r = 0; r < block.rows; ++r) {
@@ -61,6 +63,20 @@ class GemmSide {
         std::fill(to + r * stride, to + r * stride + block.cols, 0.0f);
       } else {
         loops_.load(static_cast<int>(dtype_), data + element * dtype_bytes(dtype_), to + r * stride, block.cols);
+      }
+    }
+  }
+
+  // The same where the rows' codes are those of tokens.
+  void fetch_codes_of_tokens(const PanelBlock& block, SideBuffers& buffers, float* to, int64_t stride) const {
+    PanelBlock one = block;
+    one.rows = 1;
+    for (int r = 0; r < block.rows; ++r) {
+      one.panel.row0 = operand_.index.at(block.panel.row0 + r);
+      if (one.panel.row0 < 0) {
+        std::fill(to + r * stride, to + r * stride + block.cols, 0.0f);
+      } else {
+        plane_.load(one, buffers, to + r * stride, stride);
       }
     }
   }

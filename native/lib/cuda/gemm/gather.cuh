@@ -1,6 +1,7 @@
 // An operand whose rows stand where a router's tokens do. TMA on Hopper finds no rows by an index, so warps of the
 // producer's warpgroup copy them into the stages, 16 bytes a lane (cp.async), in the swizzle that TMA writes: nobody
-// else sees a difference. Each lane's copies arrive at the stage's full barrier by themselves.
+// else sees a difference. Each lane's copies arrive at the stage's barrier by themselves: the full one, or, of codes,
+// one that a relay waits for (relay.cuh).
 #pragma once
 
 #include "addends.cuh"
@@ -17,7 +18,7 @@ class RowGather {
       : params_(params), pipeline_(pipeline), lane_(static_cast<int>(threadIdx.x) % 32) {
     first_row_ = rank * ROWS_AT_ONCE + lane_ / LANES;
     const int chunk = lane_ % LANES;
-    column_ = chunk * CHUNK / 2;
+    column_ = chunk * CHUNK / BYTES;
     into_ = smem_address(LEFT ? pipeline.left(0) : pipeline.right(0)) + first_row_ * SWIZZLE_BYTES +
             (chunk ^ first_row_ % 8) * CHUNK;
   }
@@ -38,6 +39,7 @@ class RowGather {
  private:
   static constexpr bool LEFT = Config::GATHERED == Gathered::left;
   static constexpr bool TRANSPOSED = LEFT ? Config::LEFT_TRANSPOSED : Config::RIGHT_TRANSPOSED;
+  static constexpr int BYTES = SWIZZLE_BYTES / Config::K_ELEMENTS;  // of an element
   static constexpr int ROWS = LEFT ? Config::TILE_M : Config::TILE_N;
   // What a K-block has of the operand: boxes of rows of 128 bytes, swizzled. Along K there is one, of the tile's rows;
   // rows along K make one for every 64 columns.
@@ -66,7 +68,7 @@ class RowGather {
     const int32_t start = TRANSPOSED ? tile.start : tile.start + tile.m;
     int32_t rows = TRANSPOSED ? tile.rows : tile.rows - tile.m;
     int columns = params_.token_cols - first;  // from the K-block's first one on
-    const uint8_t* from = params_.tokens + int64_t{2} * (first + column_);
+    const uint8_t* from = params_.tokens + int64_t{BYTES} * (first + column_);
     asm volatile("" : "+l"(from));  // one addition to it for each row, and not two
     int64_t choices[FINDS];
     Sources sources;
@@ -83,12 +85,12 @@ class RowGather {
       if (borrowed && block == FIRST_BORROWED) pipeline_.wait_tile_released(number);
       const int stage = pipeline_.gather_acquire();
       const uint32_t into = into_ + stage * (ROWS * SWIZZLE_BYTES);
-      if (sources.whole && columns >= 64 * BOXES) {
+      if (sources.whole && columns >= Config::K_ELEMENTS * BOXES) {
         copy<true>(sources, columns, into);
       } else {
         copy<false>(sources, columns, into);
       }
-      mbarrier_arrive_after_copies(pipeline_.full_barrier(stage));
+      mbarrier_arrive_after_copies(pipeline_.copied_barrier(stage));
       if constexpr (!TRANSPOSED) {
         columns -= Config::K_ELEMENTS;
 #pragma unroll
@@ -132,7 +134,7 @@ class RowGather {
       const uint32_t to = into + i * STEP * SWIZZLE_BYTES;
 #pragma unroll
       for (int box = 0; box < BOXES; ++box) {
-        const bool present = WHOLE || ((sources.present >> i & 1) && columns - column_ > 64 * box);
+        const bool present = WHOLE || ((sources.present >> i & 1) && columns - column_ > Config::K_ELEMENTS * box);
         copy_async_or_zeros(to + box * BLOCK_BYTES, sources.at[i] + box * SWIZZLE_BYTES, present);
       }
     }

@@ -18,6 +18,7 @@
 #include "gather.cuh"
 #include "mainloop.cuh"
 #include "pipeline.cuh"
+#include "relay.cuh"
 
 namespace octavo::cuda {
 
@@ -32,6 +33,8 @@ struct GemmConfig {
   static constexpr bool LEFT_TRANSPOSED = LT, RIGHT_TRANSPOSED = RT;
   static constexpr Promotion PROMOTION = P;
   static constexpr Gathered GATHERED = G;
+  // Gathered codes come with scales, and promotion has no time for a fence between proxies in each K-block.
+  static constexpr bool RELAYED = G != Gathered::none && P != Promotion::none;
   static constexpr bool SPLITS_ROWS = M == 64 * WARPGROUPS;
   static constexpr int COLS = SPLITS_ROWS ? N : N / WARPGROUPS;  // per warpgroup
   // With promotion 128 columns at a time, or 192: wgmma's accumulators take 64 or 96 registers on top of the fp32 sums
@@ -58,18 +61,19 @@ struct GemmConfig {
   // That TMA loads into a stage.
   static constexpr uint32_t STAGE_BYTES =
       ((G == Gathered::left ? 0 : M) + (G == Gathered::right ? 0 : N)) * SWIZZLE_BYTES +
-      (LEFT_SCALES ? 4 * (M + SCALE_TILE_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
+      (LEFT_SCALES && G != Gathered::left ? 4 * (M + SCALE_TILE_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
   // Epilogues that no launch requests from this kernel are not compiled: only FP8 with row scaling has column factors,
   // and wgrad alone adds, whose operands lie alike.
   static constexpr bool COLUMNS = L <= Element::e5m2 && P <= Promotion::plain;
-  static constexpr bool ADDS = LT == RT;
+  static constexpr bool ADDS = LT == RT && !RELAYED;
   static constexpr bool ADDS_IN_PLACE = ADDS && M != 64 && !STAGED;
   // Tiles of 192 rows or columns are for wgrad with a scale per column.
   static constexpr bool K_GROUPED = M == 192 || N == 192;
   static_assert(!K_GROUPED || P == Promotion::vectors);
   static_assert(P == Promotion::none || (L <= Element::e5m2 && R <= Element::e5m2));
   static_assert(M == 64 || SPLITS_ROWS);
-  static_assert(G == Gathered::none || P == Promotion::none, "codes of tokens are not gathered");
+  static_assert(G == Gathered::none || P == Promotion::none || (G == Gathered::left && P == Promotion::square),
+                "codes of tokens are gathered with scales of blocks along rows");
 };
 
 // TMA loads of one K-block of an operand: ROWS rows of 128 bytes, or TMA tiles of 64 x 64 if it is transposed.
@@ -126,7 +130,7 @@ struct BlockLoads {
 
   __device__ __forceinline__ void scales(int block, int stage) const {
     uint64_t* const full = pipeline.full_barrier(stage);
-    if constexpr (Config::LEFT_SCALES) {
+    if constexpr (Config::LEFT_SCALES && Config::GATHERED != Gathered::left) {
       const bool panels = params.left_walk == OperandWalk::panels;
       const int32_t row = panels ? tile.m : tile.start + tile.m;
       tma_load(params.left_scales, pipeline.left_scales(stage), full, row - row % SCALE_TILE_EXTRA,
@@ -324,6 +328,9 @@ __global__ void __launch_bounds__(Config::THREADS, 1) gemm_kernel(const __grid_c
     }
     if constexpr (Config::GATHERED != Gathered::none) {
       constexpr int FIRST = WARPS_EACH - GATHER_WARPS;
+      if constexpr (Config::RELAYED) {
+        if (warp == FIRST - 1) ScaleRelay<Config>(params, pipeline).run();
+      }
       if (warp >= FIRST) RowGather<Config>(params, pipeline, warp - FIRST).run();
     }
   } else {

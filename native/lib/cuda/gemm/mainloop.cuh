@@ -52,6 +52,9 @@ class GemmMainloop {
   // 32 bytes along K, or 16 rows of a transposed TMA tile
   static constexpr int LEFT_STEP = LT ? 16 * SWIZZLE_BYTES : 32, RIGHT_STEP = RT ? 16 * SWIZZLE_BYTES : 32;
 
+  // Scales that TMA loads start at a multiple of four rows.
+  static constexpr bool SHIFTED = Config::GATHERED != Gathered::left;
+
   static constexpr int LEFT_BYTES = Config::TILE_M * SWIZZLE_BYTES, RIGHT_BYTES = Config::TILE_N * SWIZZLE_BYTES;
 
   // This warpgroup's operands in a stage.
@@ -76,7 +79,7 @@ class GemmMainloop {
   __device__ int multiply_all(Sums& sums, bool adds) {
     const int stage = pipeline_.consumer_wait();
     // cp.async writes smem in the generic proxy, and wgmma reads it in the async one
-    if constexpr (Config::GATHERED != Gathered::none) fence_proxy_async();
+    if constexpr (Config::GATHERED != Gathered::none && !Config::RELAYED) fence_proxy_async();
     wgmma_fence();
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) multiply(sums[part], operands(stage), part, adds);
@@ -135,7 +138,7 @@ class GemmMainloop {
       for (int i = 0; i < SUMS; ++i) sums[part][i] = 0.0f;
     }
     const int k_blocks = tile.k_blocks;
-    const int scale = row() + (params_.left_walk == OperandWalk::rows ? tile.start % SCALE_TILE_EXTRA : 0);
+    const int scale = row() + (SHIFTED && params_.left_walk == OperandWalk::rows ? tile.start % SCALE_TILE_EXTRA : 0);
     Ahead ahead = {operands(pipeline_.next_stage()), false};
     if constexpr (Config::PROMOTION != Promotion::square) {
       for (int block = 0; block < k_blocks; ++block) add_block(scale, nullptr, 0, ahead, sums);

@@ -24,7 +24,7 @@ enum class OperandWalk : int32_t {
   stacked = 5,     // K-panels [P][D][128] of stacked matrices: {k, column, panel}
 };
 
-// The 16-bit operand whose rows stand where a router's tokens do; its tensor map is not used.
+// The operand whose rows stand where a router's tokens do; its tensor map is not used.
 enum class Gathered : int32_t { none = 0, left = 1, right = 2 };
 
 // Decode scales that apply to whole dot products.
@@ -63,6 +63,7 @@ struct GemmParams {
   const uint8_t* tokens;
   uint32_t token_bytes;  // from one token to the next
   int32_t token_cols;
+  const float* token_scales;  // of codes: [count][K-blocks]
   RowsAt rows_at;
   int32_t panels_each;  // stacked: panels per matrix
   int32_t right_rows;   // columns of the result in a matrix of right_scales; 0: its rows are panels

@@ -47,6 +47,7 @@ struct GemmSmem {
   alignas(16) float columns[Config::WARPGROUPS][Config::LEFT_SCALES ? 1 : Config::TILE_N];
   alignas(16) GemmTileAt tiles[TILE_SLOTS];
   uint64_t full_barriers[Config::STAGES], empty_barriers[Config::STAGES];
+  uint64_t copied_barriers[Config::RELAYED ? Config::STAGES : 1];
   uint64_t tile_full_barriers[TILE_SLOTS], tile_empty_barriers[TILE_SLOTS];
   uint64_t results_full_barriers[Config::WARPGROUPS], results_empty_barriers[Config::WARPGROUPS];
   uint64_t addends_full_barriers[Config::WARPGROUPS][Config::STAGES];
@@ -78,13 +79,14 @@ class GemmPipeline {
   __device__ static void init(GemmSmem<Config>& smem, bool stores) {
     const int gathering = Config::GATHERED == Gathered::none ? 0 : GATHER_WARPS;
     for (int stage = 0; stage < Config::STAGES; ++stage) {
-      mbarrier_init(&smem.full_barriers[stage], 1 + 32 * gathering);
+      mbarrier_init(&smem.full_barriers[stage], 1 + 32 * (Config::RELAYED ? 1 : gathering));
+      if (Config::RELAYED) mbarrier_init(&smem.copied_barriers[stage], 32 * gathering);
       mbarrier_init(&smem.empty_barriers[stage], Config::CONSUMER_WARPS);
     }
     for (uint32_t slot = 0; slot < TILE_SLOTS; ++slot) {
       mbarrier_init(&smem.tile_full_barriers[slot], 1);
       mbarrier_init(&smem.tile_empty_barriers[slot],
-                    Config::CONSUMER_WARPS + (stores ? store_warps<Config> : 0) + gathering);
+                    Config::CONSUMER_WARPS + (stores ? store_warps<Config> : 0) + gathering + Config::RELAYED);
     }
     for (int warpgroup = 0; warpgroup < Config::WARPGROUPS; ++warpgroup) {
       mbarrier_init(&smem.results_full_barriers[warpgroup], WARPS_EACH);
@@ -119,6 +121,10 @@ class GemmPipeline {
 
   __device__ int next_stage() const { return read_.at; }
   __device__ uint64_t* full_barrier(int stage) const { return &smem_.full_barriers[stage]; }
+  // Where a gathering warp's copies arrive.
+  __device__ uint64_t* copied_barrier(int stage) const {
+    return Config::RELAYED ? &smem_.copied_barriers[stage] : full_barrier(stage);
+  }
 
   // Producer: waits until the next stage is empty, expects `bytes` at its full barrier and returns that barrier.
   __device__ uint64_t* producer_acquire(int& stage, uint32_t bytes) {
@@ -150,6 +156,7 @@ class GemmPipeline {
 
   // Consumer: the stage has been read. One arrival per warp.
   __device__ void consumer_release(int stage) {
+    if constexpr (Config::RELAYED) __syncwarp();  // other lanes have read scales, which the relay overwrites
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem_.empty_barriers[stage]);
   }
 

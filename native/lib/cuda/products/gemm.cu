@@ -162,7 +162,8 @@ GemmKernel kernel_of(const GemmArgs& args, int tile) {
   const bool left_transposed = left_walk(spec) == OperandWalk::rows_t;
   const bool right_transposed = left_transposed || right_walk(spec) == OperandWalk::matrices_t;
   if (const Gathered gathered = gathered_of(args); gathered != Gathered::none) {
-    return gathered_kernel(left_transposed, right_transposed, gathered, tile);
+    return spec.quantized ? gathered_codes_kernel(tile)
+                          : gathered_kernel(left_transposed, right_transposed, gathered, tile);
   }
   if (!multiplies_fp8(spec)) {
     return !spec.quantized && spec.dtype == DType::f16 ? f16_kernel(left_transposed, right_transposed)
@@ -203,8 +204,10 @@ void set_tokens(const GemmArgs& args, Gathered gathered, GemmParams& params) {
   if (gathered == Gathered::none) return;
   const GemmOperand& operand = gathered == Gathered::left ? args.left : args.right;
   params.tokens = static_cast<const uint8_t*>(operand.data);
-  params.token_bytes = static_cast<uint32_t>(operand.row_stride * 2);
-  params.token_cols = static_cast<int32_t>(gathered == Gathered::left ? left_cols(args) : right_cols(args));
+  const int64_t cols = gathered == Gathered::left ? left_cols(args) : right_cols(args);
+  params.token_bytes = static_cast<uint32_t>(args.spec.quantized ? cols : operand.row_stride * 2);
+  params.token_cols = static_cast<int32_t>(cols);
+  if (args.spec.quantized) params.token_scales = static_cast<const float*>(operand.scales);
   params.rows_at = RowsAt::of(operand.index);
 }
 
@@ -234,10 +237,12 @@ Error set_scales(const GemmArgs& args, const Side& left, const Side& right, cons
   const Promotion promotion = promotion_of(args.spec);
   if (promotion < Promotion::square) return {};
   const bool panels = left.walk == OperandWalk::panels;
-  if (const Error error = encode_scales(args.left.scales, panels ? left.cols : args.rows,
-                                        panels ? left.panels : ceil_div(left.cols, 128), tile.rows + SCALE_TILE_EXTRA,
-                                        &params.left_scales)) {
-    return error;
+  if (gathered_of(args) != Gathered::left) {
+    if (const Error error = encode_scales(args.left.scales, panels ? left.cols : args.rows,
+                                          panels ? left.panels : ceil_div(left.cols, 128), tile.rows + SCALE_TILE_EXTRA,
+                                          &params.left_scales)) {
+      return error;
+    }
   }
   if (promotion == Promotion::square) {
     set_square(args, params);

@@ -22,6 +22,7 @@ GemmKernel fp8_e5m2_kernel(Promotion promotion, int tile);      // e5m2 x e4m3
 GemmKernel fp8_rare_kernel(Element left, Promotion promotion);  // x e5m2; tile 0
 GemmKernel bf16_kernel(bool left_transposed, bool right_transposed, int tile);
 GemmKernel gathered_kernel(bool left_transposed, bool right_transposed, Gathered gathered, int tile);
+GemmKernel gathered_codes_kernel(int tile);                          // e4m3 x e4m3 in blocks, the left operand gathered
 GemmKernel f16_kernel(bool left_transposed, bool right_transposed);  // tile 0
 
 template <Element L, Element R, bool LT, bool RT, Promotion P, int TILE, Gathered G = Gathered::none>

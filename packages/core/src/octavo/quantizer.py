@@ -157,6 +157,11 @@ class QuantizerSpec(Schema):
         """True where column data are the transpose of the row codes (per tensor, square blocks)."""
         return self.square or self.scaling in ("delayed", "current")
 
+    @property
+    def independent_rows(self) -> bool:
+        """True where no other row, and no place among rows, has a say in the row data of a row."""
+        return self.scaling in ("row", "block", "mxfp8") and not (self.square or self.stochastic)
+
     def square_in(self, direction: Direction) -> bool:
         """True where a scale of the data of this direction covers a square block."""
         return self.square or (self.square_columns and direction == "columnwise")

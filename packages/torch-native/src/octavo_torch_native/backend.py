@@ -61,6 +61,9 @@ _SMS_OF_AN_H100 = 132
 GATHERED_BESIDE = 2560
 """Columns of a weight gradient's other operand up to which gathered rows are faster than permuted ones, measured on an
 H200 (decision 69)."""
+GATHERED_CODES_OF_X, GATHERED_CODES_OF_DY = 2560, 1280
+"""Columns of a product up to which gathering codes of tokens is faster than quantizing rows of tokens, measured on an
+H200 (decision 75). Of dy, rows are quantized along columns in any case."""
 
 
 class NativeBackend(Backend):
@@ -194,11 +197,12 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
 def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
     """Those of the operands whose rows the kernels multiply where a router's tokens stand, and should.
 
-    A weight gradient of gathered rows takes a tenth longer, which is more than permuting them costs where the other
+    Of codes, those of block scaling, which are a token's own. A weight gradient of gathered rows takes a tenth longer,
+    and a product of gathered codes a twentieth, which is more than permuting or quantizing rows costs where the other
     operand is wide.
     """
     if request.recipe.quantizes(request.op):
-        return ()
+        return operands if request.op != "wgrad" and _gathers_codes(request, operands[0]) else ()
     if request.device != "cuda":
         return operands
     if {request.in_dtype, request.other_dtype or request.in_dtype} != {"bfloat16"}:
@@ -207,6 +211,16 @@ def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ..
         return operands
     others = {"x": request.n, "dy": request.k}
     return tuple(operand for operand in operands if (others[operand] or 0) <= GATHERED_BESIDE)
+
+
+def _gathers_codes(request: GemmRequest, operand: Operand) -> bool:
+    codes, weight = (request.recipe.quantizer(name) for name in (operand, "w"))
+    if codes is None or weight is None or codes.scaling != "block":
+        return False
+    if request.device != "cuda":
+        return True
+    most, width = (GATHERED_CODES_OF_X, request.n) if operand == "x" else (GATHERED_CODES_OF_DY, request.k)
+    return codes.format == weight.format == "e4m3" and weight.square and (width or 0) <= most
 
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:

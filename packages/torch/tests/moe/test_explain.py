@@ -11,8 +11,9 @@ import torch.distributed as dist
 from moe_layers import REFERENCE
 from torch import Tensor
 
-from octavo import MXFP8, NVFP4, DelayedScaling
+from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, RowScaling
 from octavo_torch import Exchange, GroupedMLP, MoE, add_lora, observe
+from octavo_torch.arithmetic import operators
 from octavo_torch.moe import moe
 from octavo_torch.moe.moves import Moves
 
@@ -76,6 +77,52 @@ def test_rows_are_written_where_it_says_so(name: str, widths: list[int]) -> None
     for what, writes in written.items():
         assert ("rows are permuted" in said[what]) == writes, (what, said[what])
     assert ("fprop reads them in high precision" in said["x in fprop"]) == ("fprop" in name)
+
+
+@pytest.fixture
+def quantized(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The shape of every array that the reference backend quantizes."""
+    seen: list[list[int]] = []
+    quantize = operators.quantize_planes
+
+    def counting(x: Tensor, *rest: Any) -> Any:
+        seen.append(list(x.shape))
+        return quantize(x, *rest)
+
+    monkeypatch.setattr(operators, "quantize_planes", counting)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("options", "x_once", "dy_once"),
+    [
+        ({"recipe": MXFP8()}, True, True),
+        ({"recipe": BlockScaling(), "form": "lean"}, True, True),
+        ({"recipe": RowScaling(), "form": "recompute"}, True, True),
+        ({"recipe": BlockScaling(), "form": "keep_all"}, False, True),
+        ({"recipe": BlockScaling(wgrad="high_precision")}, True, False),
+        ({"recipe": BlockScaling(dgrad="high_precision")}, True, False),
+        ({"recipe": CurrentScaling()}, False, False),
+        ({"recipe": NVFP4()}, False, False),
+    ],
+    ids=["mxfp8", "block-lean", "row-recompute", "block-keep_all", "wgrad", "dgrad", "current", "nvfp4"],
+)
+def test_tokens_are_quantized_once_where_it_says_so(
+    options: dict[str, Any], x_once: bool, dy_once: bool, quantized: list[list[int]]
+) -> None:
+    """Where a row's codes are its token's, products gather these, and no code of a row is written: of x, of which a
+    form keeps columns in the same pass, and of dy, whose columns come by row. Not where a scale or a random bit is
+    shared by rows."""
+    module, x = layer(**options), tokens()
+    said = dict(module.explain(x).tokens)
+    y = module(x)
+    assert ("quantizes each token once" in said["x in fprop"]) == x_once
+    assert ([1, T, K] in quantized) == x_once
+    assert ([T * C, K] in quantized) != x_once
+    quantized.clear()
+    y.sum().backward()
+    assert ("quantizes each token once" in said["dy"]) == dy_once
+    assert ([1, T, N] in quantized) == dy_once
 
 
 def test_nothing_changes() -> None:

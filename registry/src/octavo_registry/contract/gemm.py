@@ -95,8 +95,9 @@ class BoundFprop(Bound[Fprop[A, Operand_contra]], Generic[A, Operand_contra]):
     limited            the same function, with the same bits, on at most so many multiprocessors of the device at once,
                        1 or more: others are left to what runs beside it. None: the backend leaves none
     takes_tokens       ("x",) where both functions also take `TokenRows` in the place of x, with the same bits as of
-                       the rows, and should be given them. Only for requests whose recipe is high precision in this
-                       GEMM. Empty: the front end permutes rows first
+                       the rows, and should be given them: of tokens, or, where the recipe quantizes x, of their codes,
+                       if a row's codes are its token's (`QuantizerSpec.independent_rows`). Empty: the front end
+                       permutes rows, or quantizes them, first
     interleave_halves  takes apart weights whose gate and up rows take turns, and joins their gradients; None: the front
                        end copies by its framework's operations
     """

@@ -53,12 +53,13 @@ class PermuteRows(Protocol[A]):
 class TokenRows(NamedTuple, Generic[A]):
     """The rows that `PermuteRows` would write of tokens without weights, where these stand: an operand of GEMMs.
 
-    tokens  [T, H]
+    tokens  [T, H]; of a GEMM that reads codes, the GroupedTensor of them as one matrix [1, T, H] in the plain layout,
+            of which it reads the row data
 
     The others are the results of `Route`. There are as many rows as `order` has numbers.
     """
 
-    tokens: A
+    tokens: A | Any
     order: A
     position: A
     routed: A

@@ -67,8 +67,18 @@ class LayerPlan:
 
     def reads_tokens(self, gemm: Gemm, operand: Operand) -> bool:
         """True where this GEMM takes `TokenRows` for the operand, which it reads in high precision."""
+        return not self.recipe.quantizes(gemm) and self._takes_tokens(gemm, operand)
+
+    def reads_codes_of_tokens(self, gemm: Gemm, operand: Operand) -> bool:
+        """True where this GEMM takes `TokenRows` of codes for the operand, whose rows have those of their tokens."""
+        quantizer = dict(self.quantizers)[f"quantize_{operand}"] if self.recipe.quantizes(gemm) else None
+        if quantizer is None or not quantizer.request.quantizer.independent_rows:
+            return False
+        return self._takes_tokens(gemm, operand)
+
+    def _takes_tokens(self, gemm: Gemm, operand: Operand) -> bool:
         plan = dict(self.gemms)[gemm]
-        return plan is not None and operand in plan.bound.takes_tokens and not self.recipe.quantizes(gemm)
+        return plan is not None and operand in plan.bound.takes_tokens
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -39,13 +39,28 @@ class _OperandPair:
     text            the GemmSpec, as the operators take it
     rows, n, k, groups   the kernel's sides
     left, right     the sizes that the operands' planes have to have
+    tokens          left's codes are those of tokens, whose rows are gathered: `rows` is then not used
     convert_left, convert_right   whether an operand is plain, and is converted to the native layout in each call
     """
 
-    __slots__ = ("convert_left", "convert_right", "groups", "k", "left", "n", "right", "rows", "specs", "text")
+    __slots__ = (
+        "convert_left",
+        "convert_right",
+        "groups",
+        "k",
+        "left",
+        "n",
+        "right",
+        "rows",
+        "specs",
+        "text",
+        "tokens",
+    )
 
-    def __init__(self, specs: tuple[GroupedTensorSpec, GroupedTensorSpec], text: str, sides: tuple[int, ...]) -> None:
-        self.specs, self.text = specs, text
+    def __init__(
+        self, specs: tuple[GroupedTensorSpec, GroupedTensorSpec], text: str, sides: tuple[int, ...], tokens: bool
+    ) -> None:
+        self.specs, self.text, self.tokens = specs, text, tokens
         self.rows, self.n, self.k, self.groups = sides
         self.convert_left = self.convert_right = False
         self.left: PlaneSizes
@@ -56,9 +71,10 @@ class GroupedGemm:
     """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
     Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. The rows of one
-    of these may be TokenRows, on CUDA in bf16. Group sizes of a GroupedTensor are its own; a GroupIndex in their place
-    is used as it is. With weight "kn" w and dw are [G, K, N]: see octavo_registry.contract.weights, and n and k below
-    are the kernels'.
+    of these may be TokenRows, on CUDA in bf16; and so may fprop's x and dgrad's dy in block scaling and the plain
+    layout, on CUDA in E4M3 beside weights in E4M3. Group sizes of a GroupedTensor are its own; a GroupIndex in their
+    place is used as it is. With weight "kn" w and dw are [G, K, N]: see octavo_registry.contract.weights, and n and k
+    below are the kernels'.
     """
 
     gemm: ClassVar[Gemm]
@@ -77,7 +93,7 @@ class GroupedGemm:
         self.left, self.right = form.operands
         self._name, self._dtype = dtype, DTYPES[dtype]
         self._fast, self._ctas, self._interleave = fast_accumulation, ctas, interleave
-        self._pairs: Bounded[tuple[int, int, torch.dtype, bool], _OperandPair] = Bounded()
+        self._pairs: Bounded[tuple[int, int, torch.dtype, bool, bool], _OperandPair] = Bounded()
         self._texts: Bounded[tuple[torch.dtype, torch.dtype, bool, Tokens], str] = Bounded()
 
     def limited(self, ctas: int) -> Self:
@@ -99,18 +115,21 @@ class GroupedGemm:
         dtype = self._dtype if out is None else out.dtype
         index: GroupIndex | None
         indexed: _Indexed = ("none", None, 1)
-        if isinstance(left, TokenRows) and isinstance(right, Tensor):
+        if isinstance(left, TokenRows) and _is_quantized(left.tokens) == _is_quantized(right):
             indexed, left = _indexed("left", left), left.tokens
         elif isinstance(right, TokenRows) and isinstance(left, Tensor) and self._kernel == "wgrad":
             indexed, right = _indexed("right", right), right.tokens
         if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
-            pair = self._pairs.get((id(left.spec), id(right.spec), dtype, accumulate))
+            tokens = indexed[1] is not None
+            pair = self._pairs.get((id(left.spec), id(right.spec), dtype, accumulate, tokens))
             if pair is None:
-                pair = self._new_pair(left.spec, right.spec, dtype, accumulate)
+                pair = self._new_pair(left.spec, right.spec, dtype, accumulate, tokens)
             text, rows, n, k, groups = pair.text, pair.rows, pair.n, pair.k, pair.groups
+            if indexed[1] is not None:
+                rows = indexed[1].shape[0]
             a: Planes = left.plane(self.direction[0])
             b: Planes = right.plane(self.direction[1])
-            sizes = group_sizes if type(group_sizes) is GroupIndex else left.group_sizes
+            sizes = group_sizes if tokens or type(group_sizes) is GroupIndex else left.group_sizes
             index = group_index_of((rows, 0), sizes, a[0])
             assert index is not None
             self._check_planes(pair, a, b, index)
@@ -153,21 +172,24 @@ class GroupedGemm:
         return replace(spec, ctas=self._ctas, left_interleave=on_left, right_interleave=self._interleave - on_left)
 
     def _new_pair(
-        self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: torch.dtype, accumulate: bool
+        self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: torch.dtype, accumulate: bool, tokens: bool
     ) -> _OperandPair:
-        self._check_quantizers(left, right)
+        self._check_quantizers(left, right, tokens)
         spec = quantized_gemm(
             self._kernel, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate
         )
-        sides = (*self._sides(left.shape, right.shape, left.groups), left.groups)
-        pair = _OperandPair((left, right), gemm_text(self._with_options(spec)), sides)
+        groups = right.groups if tokens else left.groups
+        sides = (*self._sides(left.shape[-2:], right.shape, groups), groups)
+        if tokens:
+            spec = replace(spec, tokens="left")
+        pair = _OperandPair((left, right), gemm_text(self._with_options(spec)), sides, tokens)
         layouts = [layout_of(spec, way) for spec, way in zip((left, right), self.direction, strict=True)]
-        pair.convert_left, pair.convert_right = (layout == PLAIN for layout in layouts)
+        pair.convert_left, pair.convert_right = layouts[0] == PLAIN and not tokens, layouts[1] == PLAIN
         pair.left, pair.right = (
             plane_sizes(spec, way, layout)
             for spec, way, layout in zip((left, right), self.direction, layouts, strict=True)
         )
-        self._pairs[id(left), id(right), dtype, accumulate] = pair
+        self._pairs[id(left), id(right), dtype, accumulate, tokens] = pair
         return pair
 
     def _new_text(self, dtype: torch.dtype, out_dtype: torch.dtype, accumulate: bool, tokens: Tokens) -> str:
@@ -205,8 +227,19 @@ class GroupedGemm:
             f"give {needed[self.gemm]} and one size per group"
         )
 
-    def _check_quantizers(self, left: GroupedTensorSpec, right: GroupedTensorSpec) -> None:
+    def _check_quantizers(self, left: GroupedTensorSpec, right: GroupedTensorSpec, tokens: bool) -> None:
         a, b = left.quantizer, right.quantizer
+        if tokens and (self._kernel == "wgrad" or a.scaling != "block"):
+            raise ValueError(
+                f"{self.left} is tokens quantized in {a.scaling}, whose codes are not those of rows in {self.gemm}; "
+                "quantize the rows (`BoundQuantize.of_tokens`), or read tokens of block scaling in fprop or dgrad"
+            )
+        layout = layout_of(left, self.direction[0])
+        if tokens and (layout != PLAIN or left.groups != 1):
+            raise ValueError(
+                f"{self.left} is tokens {list(left.shape)} quantized in the layout {layout}; quantize them as one "
+                f"matrix [1, T, {left.shape[-1]}] in {PLAIN}"
+            )
         if a.scaling != b.scaling:
             raise ValueError(
                 f"{self.left} is quantized in {a.scaling} and {self.right} in {b.scaling}; quantize both in one recipe"
@@ -218,7 +251,7 @@ class GroupedGemm:
             raise ValueError(
                 f"{self.left} has hadamard={a.hadamard} and {self.right} hadamard={b.hadamard}; quantize both alike"
             )
-        if left.groups != right.groups:
+        if left.groups != right.groups and not tokens:
             raise self._misfit(left.shape, right.shape, left.groups)
 
     def _out_name(self, dtype: torch.dtype) -> DType:
@@ -229,7 +262,7 @@ class GroupedGemm:
 
     def _check_planes(self, pair: _OperandPair, a: Planes, b: Planes, index: GroupIndex) -> None:
         """ValueError for planes, or sizes, that are not what the specs say."""
-        check_plane(self.left, pair.left, pair.groups, *a)
+        check_plane(self.left, pair.left, 1 if pair.tokens else pair.groups, *a)
         check_plane(self.right, pair.right, pair.groups, *b)
         if index.groups != pair.groups:
             raise self._misfit(pair.specs[0].shape, pair.specs[1].shape, index.groups)
@@ -251,6 +284,10 @@ class GroupedGemm:
                 "or use torch-reference"
             )
         return left.to(dtype), right.to(dtype)
+
+
+def _is_quantized(value: object) -> bool:
+    return isinstance(value, GroupedTensor)
 
 
 def _indexed(side: Tokens, rows: TokenRows[Tensor]) -> _Indexed:

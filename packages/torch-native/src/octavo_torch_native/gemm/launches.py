@@ -35,8 +35,8 @@ class GemmOperands(NamedTuple):
     """What a launch reads: the operators' arguments of these names; None where there is none.
 
     plan         the words of a GroupIndex
-    order, each  where the spec says that an operand is tokens [T, K], whose rows are gathered: int64 [M], the choice of
-                 each row, and the number of choices per token
+    order, each  where the spec says that an operand is tokens [T, K], or their codes, whose rows are gathered: int64
+                 [M], the choice of each row, and the number of choices per token
     """
 
     left: Tensor
@@ -117,10 +117,10 @@ class GemmLaunch:
         else:
             left, arguments["left_stride"] = aligned_rows(left)
             right, arguments["right_stride"] = aligned_rows(right)
-            if order is not None:
-                order = order.contiguous()
-                arguments[f"{self._tokens}_index"], arguments["each"] = address(order), each
-                arguments["count"] = (left if self._tokens == "left" else right).shape[0]
+        if order is not None:
+            order = order.contiguous()
+            arguments[f"{self._tokens}_index"], arguments["each"] = address(order), each
+            arguments["count"] = (left if self._tokens == "left" else right).shape[-2]
         arguments["left"], arguments["right"] = address(left), address(right)
         if bias is not None:
             bias = bias.contiguous()

@@ -28,7 +28,7 @@ class GemmSpec:
     accumulate    of wgrad: the product is added to what `out` holds
     *_values      whether an operand comes as values instead of codes (octavo_native.layouts); of mxfp8 and nvfp4
     ctas          most CTAs of the CUDA kernel, each of which has a multiprocessor to itself; 0: one for each
-    tokens        which of the operands is rows of tokens, unquantized
+    tokens        which of the operands is rows of tokens, unquantized or codes
     *_interleave  of wgrad: of dw's rows, which are the left operand's columns, or of its columns, which are the right
                   one's, two halves take turns in `out`, and so many stay together; 0: none take turns
     """

@@ -12,6 +12,7 @@ from torch import Tensor
 import octavo_registry as registry
 from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
+from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.cards import Weight
@@ -282,6 +283,10 @@ class Layer:
         needed = self._needed
         return all(gemm not in needed or self.plan.reads_tokens(gemm, operand) for gemm in gemms)
 
+    def gathers_codes(self, operand: Operand, gemm: Gemm) -> bool:
+        """Whether this layer runs the GEMM, and it reads this operand from the codes of the tokens."""
+        return gemm in self._needed and self.plan.reads_codes_of_tokens(gemm, operand)
+
     @property
     def _needed(self) -> dict[Gemm, GemmPlan]:
         """The GEMMs that this layer runs."""
@@ -291,6 +296,14 @@ class Layer:
             "wgrad": self.plan.wgrad if self.need_dw else None,
         }
         return {gemm: plan for gemm, plan in gemms.items() if plan is not None}
+
+    def quantizer_of_tokens(self, operand: Operand) -> QuantizePlan:
+        """The quantizer of tokens whose codes are gathered, as one matrix: along rows, in the plain layout."""
+        request = self.quantizers[operand].request
+        spec = QuantizerSpec(**{**dict(request.quantizer), "orientation": "rowwise"})
+        return registry.plan(
+            replace(request, quantizer=spec, layouts=(PLAIN, PLAIN), stacked=True), backend=self.backend
+        )
 
     def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         if self.w_order == "kn":

@@ -29,7 +29,7 @@ from octavo_torch.scaling.seeds import SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 RowValues = Tensor | TokenRows[Tensor]
-"""Rows in high precision."""
+"""Rows in high precision, or tokens whose rows, or the codes of whose rows, a GEMM gathers."""
 
 Given = TypeVar("Given", bound=RowValues)
 

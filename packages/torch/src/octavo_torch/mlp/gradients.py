@@ -44,7 +44,8 @@ class BackwardOperands(Protocol):
     awaits_dy   dy is on its way from other ranks until `dy` or `dy_codes` is called: what does not read it comes first
 
     dy       the gradient of y's rows, which the caller gives up
-    dy_codes the same, quantized without rows, for a call that does not read `dy`; None where it takes rows
+    dy_codes the same as dgrad and as wgrad read it, quantized without rows, for a call that does not read `dy`; None
+             where it takes rows
     dy_tokens the same where the tokens stand, for GEMMs alone; None where they take rows
     h        fc1's result
     x        the rows of x as fc1's wgrad reads them
@@ -74,7 +75,7 @@ class BackwardOperands(Protocol):
     def awaits_dy(self) -> bool: ...
 
     @property
-    def dy_codes(self) -> Callable[[DrawnSeed], GroupedTensor] | None: ...
+    def dy_codes(self) -> Callable[[DrawnSeed], tuple[Rows, Rows]] | None: ...
 
     @property
     def dy_tokens(self) -> Callable[[], TokenRows[Tensor]] | None: ...
@@ -159,15 +160,15 @@ class _Backward:
     """One backward, in steps. What no later step reads is given up before the next array is made: the peak of a
     training step is here.
 
-    codes, values   dy as quantized GEMMs read it, and as those in high precision do
+    of_dgrad, of_wgrad   dy as fc2's GEMMs read it
     dy_of_w2        dy for a wgrad that waits for the activation's gradient; None where it does not wait
     h, a            fc1's result, and the activation as fc2's wgrad reads it
     da              the activation's gradient
     found, dx       gradients by their names in `Gradients`, and what waits for that of x
     """
 
-    codes: Rows
-    values: Rows
+    of_dgrad: Rows
+    of_wgrad: Rows
     da: Tensor
     dy_of_w2: Rows | None
 
@@ -191,7 +192,7 @@ class _Backward:
             self.seed1, self.seed2 = call.draw(SeedCounter.take)
 
     def read_dy(self) -> None:
-        """Set codes and values; where they are not made of rows, dy's rows are never there."""
+        """Set what the GEMMs read of dy; where that is not made of rows, dy's rows are never there."""
         fc2, operands, needs = self.call.plan.fc2, self.operands, self.needs
         if self.multiplies and operands.awaits_dy:
             self.h = operands.h()
@@ -200,11 +201,11 @@ class _Backward:
         of_bias = needs.bias2 or needs.bias2_scales
         if self.multiplies and not of_bias and self.call.fc2.probe is None:
             if fc2.quantize_dy is None and operands.dy_tokens is not None:
-                self.codes = self.values = operands.dy_tokens()
+                self.of_dgrad = self.of_wgrad = operands.dy_tokens()
                 self.dy_stays = True
                 return
             if not reads_dy and operands.dy_codes is not None:
-                self.codes = self.values = operands.dy_codes(self.seed2)
+                self.of_dgrad, self.of_wgrad = operands.dy_codes(self.seed2)
                 return
         dy = operands.dy()
         if needs.x and self.call.grad_input is not None:
@@ -217,8 +218,9 @@ class _Backward:
                 fc2, dy, operands.sizes, bias2, scales2, need_bias=needs.bias2, need_scales=needs.bias2_scales
             )
         if self.multiplies:
-            self.codes = _as_read(self.call.fc2, dy, self.seed2)
-            self.values = dy if reads_dy else self.codes
+            codes = _as_read(self.call.fc2, dy, self.seed2)
+            self.of_dgrad = codes if fc2.quantized_dgrad else dy
+            self.of_wgrad = codes if fc2.quantized_wgrad else dy
 
     def second_layer(self) -> None:
         """fc2's wgrad, or what it needs later, and its dgrad."""
@@ -227,16 +229,16 @@ class _Backward:
         # the pass that makes h's gradient makes the activation again, beside it, where dy takes no room until then
         makes_both = self.call.plan.dact.without_codes is not None and self.reads_dh
         reads_values = needs.w2 and self.a is None and not fc2.quantized_wgrad
-        self.dy_of_w2 = self.values if reads_values and makes_both and self.dy_stays else None
+        self.dy_of_w2 = self.of_wgrad if reads_values and makes_both and self.dy_stays else None
         if needs.w2 and self.dy_of_w2 is None:
             self.a = operands.a(self.h, self.seed2) if self.a is None else self.a
-            self._multiply_w2(self.codes if fc2.quantized_wgrad else self.values)
+            self._multiply_w2(self.of_wgrad)
+        del self.of_wgrad
         if self.before_activation:
             assert fc2.dgrad is not None  # a layer whose dx is needed
-            dy = self.codes if fc2.quantized_dgrad else self.values
-            self.da = fc2.dgrad(dy, operands.w2(), operands.sizes)
+            self.da = fc2.dgrad(self.of_dgrad, operands.w2(), operands.sizes)
             operands.done_with("w2")
-        del self.codes, self.values
+        del self.of_dgrad
 
     def first_layer(self) -> None:
         """The activation's gradient, fc2's wgrad where it waited for that, and fc1's dgrad and wgrad."""

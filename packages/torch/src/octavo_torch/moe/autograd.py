@@ -40,7 +40,15 @@ from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of,
 from octavo_torch.mlp.gradients import Needs, check_whole, gradients, is_postponed
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, RowReader
-from octavo_torch.moe.forward import MoeForward, arrive, forward, quantize_tokens, rows_for, weights_as_rows
+from octavo_torch.moe.forward import (
+    MoeForward,
+    arrive,
+    forward,
+    quantize_once,
+    quantize_tokens,
+    rows_for,
+    weights_as_rows,
+)
 from octavo_torch.moe.permutation_autograd import Places
 
 _operators = Operators("octavo_torch")
@@ -219,7 +227,7 @@ class _KeptOperands:
         return self._call.moves.results.permute_rows(self._dy.pop()(), *self.places, None)
 
     @property
-    def dy_codes(self) -> Callable[[DrawnSeed], GroupedTensor] | None:
+    def dy_codes(self) -> Callable[[DrawnSeed], tuple[Rows, Rows]] | None:
         return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
 
     @property
@@ -232,9 +240,16 @@ class _KeptOperands:
             dy = dy.clone()  # where it has arrived, the next message will
         return TokenRows(dy.to(call.layer.row_dtype), *self.places)
 
-    def _dy_of_tokens(self, seed: DrawnSeed) -> GroupedTensor:
-        call, dy = self._call.fc2, self._dy.pop()()
-        return quantize_tokens(call, "dy", dy.to(call.layer.row_dtype), self.places, seed)
+    def _dy_of_tokens(self, seed: DrawnSeed) -> tuple[Rows, Rows]:
+        call, dy, once = self._call.fc2, self._dy.pop()(), self._call.moe.dy_once
+        dy = dy.to(call.layer.row_dtype)
+        if once is None:
+            codes = quantize_tokens(call, call.layer.quantizers["dy"], "dy", dy, self.places, seed)
+            return codes, codes
+        rows = quantize_once(once.tokens, "dy", dy, self.places)
+        if once.columns is None:
+            return rows, rows
+        return rows, quantize_tokens(call, once.columns, "dy", dy, self.places, seed)
 
     def h(self) -> Tensor:
         h, call = self._get("h"), self._call
@@ -256,7 +271,8 @@ class _KeptOperands:
             return self._kept("x")
         again, tokens = self._backward_call(), self._tensor("x")
         if again.plan.fc1.takes_tokens("x"):
-            return quantize_tokens(again.fc1, "x", tokens, self.places, self._seeds[0])
+            quantizer = again.plan.fc1.quantizers["x"]
+            return quantize_tokens(again.fc1, quantizer, "x", tokens, self.places, self._seeds[0])
         quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)
         return rows if quantize is None else quantize_operand(again.fc1, quantize, "x", rows, self._seeds[0])
 

@@ -16,6 +16,7 @@ from octavo.router import RouterRule
 from octavo_registry.contract.plan import table
 from octavo_registry.contract.request import Request
 from octavo_registry.dispatch.fusing import unserved
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.compiler.graphs import wants_graph
@@ -142,6 +143,8 @@ def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
     watched = call.fc1.probe is not None
     if made.x_gathered and not watched:
         yield "x in fprop", f"{_backend(fc1, 'fprop')} reads the tokens in its product; no row of them is written"
+    elif made.x_once is not None and not watched:
+        yield "x in fprop", f"{_gathers_codes(made.x_once, fc1, 'fprop')}; no row of them is written"
     elif made.x_of_tokens and not watched:
         yield "x in fprop", f"{fc1.quantizers['x'].backend} quantizes the tokens; no row of them is written"
     else:
@@ -160,6 +163,10 @@ def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
         yield "dy", _dy(fc2, call, reads_bias2)
     if made.hidden is not None:
         yield "fc1's result", f'{made.hidden.backend} quantizes it for backward: form is "lean"'
+
+
+def _gathers_codes(once: QuantizePlan, layer: Layer, gemm: Gemm) -> str:
+    return f"{once.backend} quantizes each token once, and {_backend(layer, gemm)} reads its codes in {gemm}"
 
 
 def _why_rows_of_x(call: MoeCall, watched: bool) -> str:
@@ -184,6 +191,10 @@ def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
         return f"{_backend(fc2, 'dgrad')} reads it by token in its products; no row of it is written"
     elif reads_dy and fc2.quantize_dy is not None:
         why = f"{reads_dy[0]} reads them in high precision beside the codes of the other product"
+    elif call.moe.dy_once is not None:
+        once, columns = call.moe.dy_once
+        for_wgrad = "" if columns is None else f"; for wgrad {columns.backend} quantizes it by token"
+        return f"{_gathers_codes(once, fc2, 'dgrad')}{for_wgrad}; no row of it is written"
     elif call.moe.dy_of_tokens:
         return f"{fc2.quantizers['dy'].backend} quantizes it by token; no row of it is written"
     else:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo_registry.contract.moves import TokenRows
+from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import group_sizes_of
@@ -99,19 +100,28 @@ def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
 
 
 def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowValues:
-    """What fc1 reads as its rows: rows permuted from tokens x; or x with the places of its rows, if the GEMM gathers
-    them; or, if x is quantized without permuting it, x itself, after the call got the codes of its rows."""
+    """What fc1 reads as its rows: rows permuted from tokens x; or x, or its codes, with the places of its rows, if the
+    GEMM gathers them; or, if x is quantized without permuting it, x itself, after the call got codes of its rows."""
     if call.moe.x_gathered and call.fc1.probe is None:
         return TokenRows(x, *places)
     if not call.moe.x_of_tokens or call.fc1.probe is not None:
         return call.moves.tokens.permute_rows(x, *places, None)
-    call.fc1.x_codes = quantize_tokens(call.fc1, "x", x, places, seed)
+    if call.moe.x_once is not None:
+        return quantize_once(call.moe.x_once, "x", x, places)
+    call.fc1.x_codes = quantize_tokens(call.fc1, call.fc1.layer.quantizers["x"], "x", x, places, seed)
     return x
 
 
-def quantize_tokens(call: Call, operand: Operand, tokens: Tensor, places: Places, seed: DrawnSeed) -> GroupedTensor:
+def quantize_once(quantizer: QuantizePlan, operand: Operand, tokens: Tensor, places: Places) -> TokenRows[Tensor]:
+    """The codes of tokens, which are those of all rows of a token, for a GEMM that gathers them."""
+    return TokenRows(quantizer.run(tokens[None], operand=operand), *places)
+
+
+def quantize_tokens(
+    call: Call, quantizer: QuantizePlan, operand: Operand, tokens: Tensor, places: Places, seed: DrawnSeed
+) -> GroupedTensor:
     """As `quantize_operand` of the rows that the choices make of `tokens`, without writing these rows."""
-    of_tokens, state = call.layer.quantizers[operand].bound.of_tokens, call.state
+    of_tokens, state = quantizer.bound.of_tokens, call.state
     assert of_tokens is not None  # the plan says so
     records = state is not None and call.record
     codes: GroupedTensor

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.quantizer import HADAMARD_SIZE, Direction
+from octavo.quantizer import HADAMARD_SIZE, Direction, Operand
 from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
 from octavo_registry.contract.moves import TokenRows
@@ -47,10 +47,18 @@ class ReferenceBackend(Backend):
 def _gemm(request: GemmRequest) -> AnyBoundGemm:
     dtype = _DTYPES[request.out_dtype]
     if request.op == "fprop":
-        return BoundFprop(_fprop(dtype), takes_tokens=("x",))
+        return BoundFprop(_fprop(dtype), takes_tokens=_takes_tokens(request, "x"))
     if request.op == "dgrad":
-        return BoundDgrad(_dgrad(dtype), takes_tokens=("dy",))
-    return BoundWgrad(_wgrad(dtype), takes_tokens=("x", "dy"))
+        return BoundDgrad(_dgrad(dtype), takes_tokens=_takes_tokens(request, "dy"))
+    return BoundWgrad(_wgrad(dtype), takes_tokens=_takes_tokens(request, "x", "dy"))
+
+
+def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
+    """Those that are values, or codes along rows each of which depends on its row alone."""
+    if not request.recipe.quantizes(request.op):
+        return operands
+    specs = {operand: request.recipe.quantizer(operand) for operand in operands if request.op != "wgrad"}
+    return tuple(operand for operand, spec in specs.items() if spec is not None and spec.independent_rows)
 
 
 def _quantizer(quantizer: str, role: str) -> Quantize[Tensor, GroupedTensor]:
@@ -111,7 +119,8 @@ def _dequantizer(dtype: torch.dtype) -> Dequantize[GroupedTensor, Tensor]:
 
 def _operand(value: _Operand, direction: Direction) -> Tensor:
     if isinstance(value, TokenRows):
-        rows: Tensor = move_operators.permute_rows(*value, None)
+        tokens = dequantize(value.tokens)[0] if isinstance(value.tokens, GroupedTensor) else value.tokens
+        rows: Tensor = move_operators.permute_rows(tokens, *value[1:], None)
         return rows
     return dequantize(value, direction) if isinstance(value, GroupedTensor) else value
 
@@ -119,7 +128,7 @@ def _operand(value: _Operand, direction: Direction) -> Tensor:
 def _row_sizes(rows: _Operand, group_sizes: Tensor) -> Tensor:
     """Bounded sizes of the ragged operand. A quantized one may come from another backend, which has bounded nothing."""
     if isinstance(rows, TokenRows):
-        return operators.bound_sizes(group_sizes, rows.order.shape[0], rows.tokens)
+        return operators.bound_sizes(group_sizes, rows.order.shape[0], rows.order)
     if isinstance(rows, Tensor):
         return operators.bound_sizes(group_sizes, rows.shape[0], rows)
     plane = rows.columnwise if rows.rowwise is None else rows.rowwise

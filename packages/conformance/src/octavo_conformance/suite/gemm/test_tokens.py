@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo import QuantizerSpec
 from octavo.quantizer import Operand
 from octavo_conformance.cards import variants
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_zero_rows
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw
-from octavo_conformance.problems.operands import RUN_ORDER
+from octavo_conformance.problems.operands import RUN_ORDER, Problem, by_definition, gemm_operand, to_framework
 from octavo_conformance.suite.gemm.test_moves import CHOICES, GROUPS, TOKENS, by_contract, draw_choices, on_device
+from octavo_numerics import quantize
 from octavo_registry.contract.moves import TokenRows
 
 N, K = 144, 272  # tiles end in the middle of both
@@ -31,9 +33,9 @@ def _operands(case: Case, rng: Rng) -> dict[Operand, Array]:
 
 @needs("gemm", variants.unquantized_gemms)
 def test_rows_of_tokens(case: Case, rng: Rng) -> None:
-    """Where the answer takes tokens, a product of them has the bits of one of their rows: with choices that are
-    nobody's, of one group alone, and of no group. A token that nobody chose may be NaN, and numbers in `order` past the
-    sum may be no choice at all (fault 18)."""
+    """Where the answer takes tokens in high precision, a product of them has the bits of one of their rows: with
+    choices that are nobody's, of one group alone, and of no group. A token that nobody chose may be NaN, and numbers in `order`
+    past the sum may be no choice at all (fault 18)."""
     plan = case.plan(case.gemm, k=K, n=N, groups=GROUPS)
     bound: Any = plan.bound
     if not bound.takes_tokens:
@@ -57,6 +59,41 @@ def test_rows_of_tokens(case: Case, rng: Rng) -> None:
                 assert_same_bits(case.numpy(run(*given, sizes)), expected, f"{case.gemm} of {gathered}'s tokens")
         if case.gemm != "wgrad":
             assert_zero_rows(expected, total, case.gemm)
+
+
+@needs("gemm", variants.weight_gemms)
+def test_rows_of_codes_of_tokens(case: Case, rng: Rng) -> None:
+    """Where the answer takes tokens in a recipe that quantizes them, a product of tokens, each quantized once, has the
+    bits of one of quantized rows. The codes of a token that nobody chose may be NaN, and numbers in `order` past the
+    sum may be no choice at all (fault 18)."""
+    plan = case.plan(case.gemm, k=K, n=N, groups=GROUPS)
+    bound: Any = plan.bound
+    if not bound.takes_tokens:
+        pytest.skip("the answer takes no codes of tokens: front ends quantize rows first")
+    (gathered,) = bound.takes_tokens
+    spec = case.recipe.quantizer(gathered)
+    assert spec is not None, f"{gathered} is not quantized"
+    assert spec.independent_rows, f"{gathered}'s codes are not those of its tokens"
+    runs = [bound.run] if bound.limited is None else [bound.run, bound.limited(int(rng.integers(1, 64)))]
+    index = draw_choices(rng)
+    index[rng.integers(TOKENS)] = -1
+    routing, tokens = by_contract(index), _operands(case, rng)
+    total = int(routing.sizes.sum())
+    tokens[gathered][(index < 0).all(1)] = np.nan
+    rows = {name: value if name == "w" else value[routing.order // CHOICES] for name, value in tokens.items()}
+    problem = Problem(**rows, sizes=routing.sizes, bias=np.zeros((GROUPS, N), np.float32), scales={})
+    as_rows = [
+        gemm_operand(case, plan, problem, name, by_definition(problem, case.recipe, name))
+        for name in RUN_ORDER[case.gemm]
+    ]
+    routing.order[total:] = rng.choice(np.array([-1, TOKENS * CHOICES, 1 << 40]), routing.order.size - total)
+    places, sizes = on_device(case, routing), case.sizes(routing.sizes)
+    expected = case.numpy(bound.run(*as_rows, sizes))
+    once = QuantizerSpec(**{**dict(spec), "orientation": "rowwise"})
+    codes = to_framework(case, quantize(tokens[gathered][None], once), None)
+    given = [TokenRows(codes, *places), as_rows[1]]
+    for run in runs:
+        assert_same_bits(case.numpy(run(*given, sizes)), expected, f"{case.gemm} of codes of {gathered}'s tokens")
 
 
 @needs("gemm", variants.unquantized_wgrads)
