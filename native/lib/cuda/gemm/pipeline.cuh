@@ -81,7 +81,7 @@ class GemmPipeline {
     for (int stage = 0; stage < Config::STAGES; ++stage) {
       mbarrier_init(&smem.full_barriers[stage], 1 + 32 * (Config::RELAYED ? 1 : gathering));
       if (Config::RELAYED) mbarrier_init(&smem.copied_barriers[stage], 32 * gathering);
-      mbarrier_init(&smem.empty_barriers[stage], Config::CONSUMER_WARPS);
+      mbarrier_init(&smem.empty_barriers[stage], Config::CONSUMER_WARPS * (Config::RELAYED ? 32 : 1));
     }
     for (uint32_t slot = 0; slot < TILE_SLOTS; ++slot) {
       mbarrier_init(&smem.tile_full_barriers[slot], 1);
@@ -154,10 +154,9 @@ class GemmPipeline {
     return stage;
   }
 
-  // Consumer: the stage has been read. One arrival per warp.
+  // Consumer: the stage has been read. One arrival per warp; of each lane where lanes have read what a warp overwrites.
   __device__ void consumer_release(int stage) {
-    if constexpr (Config::RELAYED) __syncwarp();  // other lanes have read scales, which the relay overwrites
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(&smem_.empty_barriers[stage]);
+    if (Config::RELAYED || threadIdx.x % 32 == 0) mbarrier_arrive(&smem_.empty_barriers[stage]);
   }
 
   // Producer: publishes a tile to the consumer warpgroups. Called by all lanes of the warp.

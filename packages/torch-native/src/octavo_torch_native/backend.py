@@ -61,9 +61,9 @@ _SMS_OF_AN_H100 = 132
 GATHERED_BESIDE = 2560
 """Columns of a weight gradient's other operand up to which gathered rows are faster than permuted ones, measured on an
 H200 (decision 69)."""
-GATHERED_CODES_OF_X, GATHERED_CODES_OF_DY = 2560, 1280
+GATHERED_CODES_OF_X, GATHERED_CODES_OF_DY = 1280, 640
 """Columns of a product up to which gathering codes of tokens is faster than quantizing rows of tokens, measured on an
-H200 (decision 75). Of dy, rows are quantized along columns in any case."""
+H200 (decision 75): those of experts of up to 640 hidden features."""
 
 
 class NativeBackend(Backend):

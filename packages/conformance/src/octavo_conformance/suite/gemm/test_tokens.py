@@ -34,8 +34,8 @@ def _operands(case: Case, rng: Rng) -> dict[Operand, Array]:
 @needs("gemm", variants.unquantized_gemms)
 def test_rows_of_tokens(case: Case, rng: Rng) -> None:
     """Where the answer takes tokens in high precision, a product of them has the bits of one of their rows: with
-    choices that are nobody's, of one group alone, and of no group. A token that nobody chose may be NaN, and numbers in `order`
-    past the sum may be no choice at all (fault 18)."""
+    choices that are nobody's, of one group alone, and of no group. A token that nobody chose may be NaN, and numbers in
+    `order` past the sum may be no choice at all (fault 18)."""
     plan = case.plan(case.gemm, k=K, n=N, groups=GROUPS)
     bound: Any = plan.bound
     if not bound.takes_tokens:
