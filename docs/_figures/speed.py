@@ -10,7 +10,7 @@ from bars import Chart, by_group, draw
 from workspace import ROOT
 
 MOE, STEP, GEMM, DEEPGEMM = (f"{name}-h200-2026-11-28" for name in ("moe", "step", "gemm", "gemm-deepgemm"))
-PEERS = "moe-peers-h200-2026-11-27"
+PEERS = "moe-peers-h200-2026-11-28"
 QUANTIZE, BATCHED = (f"{name}-h200-2026-11-22" for name in ("quantize", "gemm-batched"))
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
@@ -69,8 +69,7 @@ def moe_peers() -> str:
     values = []
     for row in _rows(PEERS):
         sides = record(PEERS)["shapes"][row["shape"]]
-        k = sides["k"] if "k" in sides else sides["choices"]  # as records before December 2026 call it
-        layer = f"{sides['experts']} of {sides['hidden_features']}, top {k}"
+        layer = f"{sides['experts']} of {sides['hidden_features']}, top {sides['k']}"
         if row["way"] in ways:
             values.append((layer, ways[row["way"]], 1 / row["of_peer"]))
     series = dict(zip(ways.values(), ("tool", "base", "jax", "torch"), strict=True))
