@@ -26,6 +26,14 @@ def shapes(gemm: str, rows: int) -> tuple[tuple[int, ...], tuple[int, ...], tupl
     return (rows, left), (G, N, K), (rows, out)
 
 
+def draw_rows(rng: np.random.Generator, choices: int) -> tuple[Any, Any, Any]:
+    """Group sizes, the choice of each row, past the sum too, and whether it is one: a few numbers are not."""
+    sizes = rng.multinomial(choices - 9, (0.3, 0.0, 0.4, 0.05, 0.25))
+    order = rng.permutation(choices)[: sizes.sum() + 6]
+    order[rng.integers(0, len(order), 5)] = rng.choice([-1, choices, 1 << 40, -(1 << 62)], 5)
+    return sizes, order, (order >= 0) & (order < choices)
+
+
 @pytest.mark.parametrize("dtype", DTYPE)
 @pytest.mark.parametrize(("gemm", "accumulate"), [*((gemm, False) for gemm in SIDES), ("wgrad", True)])
 def test_products_of_tokens_have_the_bits_of_rows(
@@ -34,11 +42,8 @@ def test_products_of_tokens_have_the_bits_of_rows(
     """Tokens with a gap between their rows, some of nobody's choices, and numbers that are no choice, whose rows are
     zeros; tokens that nobody chose are NaN, which nobody reads."""
     each, count = int(rng.integers(1, 4)), 37
-    sizes = rng.multinomial(count * each - 9, (0.3, 0.0, 0.4, 0.05, 0.25))
-    rows = int(sizes.sum()) + 6
-    order = rng.permutation(count * each)[:rows]
-    order[rng.integers(0, rows, 5)] = rng.choice([-1, count * each, 1 << 40, -(1 << 62)], 5)
-    inside = (order >= 0) & (order < count * each)
+    sizes, order, inside = draw_rows(rng, count * each)
+    rows = len(order)
     plan, _ = make_plan(sizes, rows)
     kind = gemms.gemm_named(gemm=gemm, dtype=dtype, out_dtype=dtype, accumulate=accumulate)
     *operands, out_shape = shapes(gemm, rows)
@@ -79,11 +84,8 @@ def test_products_of_codes_of_tokens_have_the_bits_of_rows(
     """In block scaling a row has the codes and scales of its token, which are read where the token's stand: the same
     with choices that are nobody's, and with NaN in tokens that nobody chose."""
     each, count = int(rng.integers(1, 4)), 37
-    sizes = rng.multinomial(count * each - 9, (0.3, 0.0, 0.4, 0.05, 0.25))
-    rows = int(sizes.sum()) + 6
-    order = rng.permutation(count * each)[:rows]
-    order[rng.integers(0, rows, 5)] = rng.choice([-1, count * each, 1 << 40, -(1 << 62)], 5)
-    inside = (order >= 0) & (order < count * each)
+    sizes, order, inside = draw_rows(rng, count * each)
+    rows = len(order)
     token = np.where(inside, order // each, 0)
     plan, _ = make_plan(sizes, rows)
     n, k = (N, WIDE) if gemm == "fprop" else (WIDE, K)
