@@ -9,14 +9,17 @@ import native_calls as native
 import numpy as np
 import pytest
 import torch
-from gemm_layers import NATIVE, SHAPE, bound, draw_layer, request
+from gemm_layers import NATIVE, SHAPE, Layer, bound, draw_layer, request
 from torch import Tensor
 
 import octavo_registry
 from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, HighPrecision, Recipe
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_conformance.cards.variants import MORE_RECIPES, RECIPES
 from octavo_conformance.problems.operands import RUN_ORDER
+from octavo_registry.contract import TokenRows
 from octavo_torch.plugin_api import Bounded
 from octavo_torch_native import backend
 from octavo_torch_native.arrays import operators as array_operators
@@ -272,6 +275,38 @@ def test_what_does_not_fit(rng: np.random.Generator) -> None:
     only_rows = native.quantize(layer.array("x"), x.spec.quantizer.model_copy(update={"orientation": "rowwise"}), sizes)
     with pytest.raises(ValueError, match="holds rowwise data only"):
         wgrad(only_rows.codes, dy, sizes)
+
+
+def test_matrices_are_no_rows(rng: np.random.Generator) -> None:
+    """Codes of one matrix [1, M, K] in the place of x [M, K] are refused, though there is one group: of codes, only
+    those of `TokenRows` are a matrix."""
+    layer = draw_layer(rng, BlockScaling(), shape=(40, 48, 32, 1), sizes=[33])
+    x = native.quantize(layer.array("x")[None], BlockScaling().quantizer("x")).codes  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"x has shape \[1, 40, 48\], w \[1, 32, 48\]"):
+        bound("fprop", BlockScaling())(x, layer.native("w"), layer.sizes)
+
+
+def test_codes_of_tokens_that_do_not_fit(rng: np.random.Generator) -> None:
+    """What a product cannot gather has a sentence: codes of another scaling, of a weight gradient, in another layout,
+    and of rows in groups."""
+    places = torch.arange(M), torch.arange(M)[:, None], torch.ones(M, 1, dtype=torch.bool)
+    block, mx = draw_layer(rng, BlockScaling()), draw_layer(rng, MXFP8())
+
+    def tokens(layer: Layer, operand: Operand, layouts: tuple[str, str] = (PLAIN, PLAIN)) -> TokenRows[Tensor]:
+        spec = layer.recipe.quantizer(operand)
+        assert spec is not None
+        return TokenRows(native.quantize(layer.array(operand)[None], spec, layouts=layouts).codes, *places)
+
+    with pytest.raises(ValueError, match="x is tokens quantized in mxfp8, whose codes are not those of rows in fprop"):
+        bound("fprop", MXFP8())(tokens(mx, "x"), mx.native("w"), mx.sizes)
+    with pytest.raises(ValueError, match="dy is tokens quantized in block, whose codes are not those of rows in wgrad"):
+        bound("wgrad", BlockScaling())(block.native("x"), tokens(block, "dy"), block.sizes)
+    fprop, w = bound("fprop", BlockScaling()), block.native("w")
+    matrix = rf"quantize them as one matrix \[1, T, {K}\] in plain"
+    with pytest.raises(ValueError, match=rf"x is tokens \[1, {M}, {K}\] quantized in the layout rows; {matrix}"):
+        fprop(tokens(block, "x", ("rows", "panels")), w, block.sizes)
+    with pytest.raises(ValueError, match=rf"x is tokens \[{M}, {K}\] quantized in the layout plain; {matrix}"):
+        fprop(TokenRows(block.plain("x"), *places), w, block.sizes)
 
 
 def test_fast_accumulation_changes_no_bit_here(rng: np.random.Generator) -> None:

@@ -37,30 +37,15 @@ class _OperandPair:
     specs           kept alive: a pair is found by their identity, because comparing or hashing one costs more than a
                     launch
     text            the GemmSpec, as the operators take it
-    rows, n, k, groups   the kernel's sides
+    rows, n, k, groups   the kernel's sides; of left's codes of tokens, whose rows are gathered, `rows` are the tokens
     left, right     the sizes that the operands' planes have to have
-    tokens          left's codes are those of tokens, whose rows are gathered: `rows` is then not used
     convert_left, convert_right   whether an operand is plain, and is converted to the native layout in each call
     """
 
-    __slots__ = (
-        "convert_left",
-        "convert_right",
-        "groups",
-        "k",
-        "left",
-        "n",
-        "right",
-        "rows",
-        "specs",
-        "text",
-        "tokens",
-    )
+    __slots__ = ("convert_left", "convert_right", "groups", "k", "left", "n", "right", "rows", "specs", "text")
 
-    def __init__(
-        self, specs: tuple[GroupedTensorSpec, GroupedTensorSpec], text: str, sides: tuple[int, ...], tokens: bool
-    ) -> None:
-        self.specs, self.text, self.tokens = specs, text, tokens
+    def __init__(self, specs: tuple[GroupedTensorSpec, GroupedTensorSpec], text: str, sides: tuple[int, ...]) -> None:
+        self.specs, self.text = specs, text
         self.rows, self.n, self.k, self.groups = sides
         self.convert_left = self.convert_right = False
         self.left: PlaneSizes
@@ -174,15 +159,19 @@ class GroupedGemm:
     def _new_pair(
         self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: torch.dtype, accumulate: bool, tokens: bool
     ) -> _OperandPair:
-        self._check_quantizers(left, right, tokens)
+        self._check_quantizers(left, right)
+        if tokens:
+            self._check_tokens(left)
+        elif left.groups != right.groups:
+            raise self._misfit(left.shape, right.shape, left.groups)
         spec = quantized_gemm(
             self._kernel, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate
         )
-        groups = right.groups if tokens else left.groups
-        sides = (*self._sides(left.shape[-2:], right.shape, groups), groups)
+        shape = left.shape[1:] if tokens else left.shape
+        sides = (*self._sides(shape, right.shape, right.groups), right.groups)
         if tokens:
             spec = replace(spec, tokens="left")
-        pair = _OperandPair((left, right), gemm_text(self._with_options(spec)), sides, tokens)
+        pair = _OperandPair((left, right), gemm_text(self._with_options(spec)), sides)
         layouts = [layout_of(spec, way) for spec, way in zip((left, right), self.direction, strict=True)]
         pair.convert_left, pair.convert_right = layouts[0] == PLAIN and not tokens, layouts[1] == PLAIN
         pair.left, pair.right = (
@@ -227,19 +216,22 @@ class GroupedGemm:
             f"give {needed[self.gemm]} and one size per group"
         )
 
-    def _check_quantizers(self, left: GroupedTensorSpec, right: GroupedTensorSpec, tokens: bool) -> None:
-        a, b = left.quantizer, right.quantizer
-        if tokens and (self._kernel == "wgrad" or a.scaling != "block"):
+    def _check_tokens(self, tokens: GroupedTensorSpec) -> None:
+        scaling = tokens.quantizer.scaling
+        if self._kernel == "wgrad" or scaling != "block":
             raise ValueError(
-                f"{self.left} is tokens quantized in {a.scaling}, whose codes are not those of rows in {self.gemm}; "
+                f"{self.left} is tokens quantized in {scaling}, whose codes are not those of rows in {self.gemm}; "
                 "quantize the rows (`BoundQuantize.of_tokens`), or read tokens of block scaling in fprop or dgrad"
             )
-        layout = layout_of(left, self.direction[0])
-        if tokens and (layout != PLAIN or left.groups != 1):
+        layout = layout_of(tokens, self.direction[0])
+        if layout != PLAIN or len(tokens.shape) != 3 or tokens.shape[0] != 1:
             raise ValueError(
-                f"{self.left} is tokens {list(left.shape)} quantized in the layout {layout}; quantize them as one "
-                f"matrix [1, T, {left.shape[-1]}] in {PLAIN}"
+                f"{self.left} is tokens {list(tokens.shape)} quantized in the layout {layout}; quantize them as one "
+                f"matrix [1, T, {tokens.shape[-1]}] in {PLAIN}"
             )
+
+    def _check_quantizers(self, left: GroupedTensorSpec, right: GroupedTensorSpec) -> None:
+        a, b = left.quantizer, right.quantizer
         if a.scaling != b.scaling:
             raise ValueError(
                 f"{self.left} is quantized in {a.scaling} and {self.right} in {b.scaling}; quantize both in one recipe"
@@ -251,8 +243,6 @@ class GroupedGemm:
             raise ValueError(
                 f"{self.left} has hadamard={a.hadamard} and {self.right} hadamard={b.hadamard}; quantize both alike"
             )
-        if left.groups != right.groups and not tokens:
-            raise self._misfit(left.shape, right.shape, left.groups)
 
     def _out_name(self, dtype: torch.dtype) -> DType:
         name = DTYPE_NAMES.get(dtype)
@@ -262,7 +252,7 @@ class GroupedGemm:
 
     def _check_planes(self, pair: _OperandPair, a: Planes, b: Planes, index: GroupIndex) -> None:
         """ValueError for planes, or sizes, that are not what the specs say."""
-        check_plane(self.left, pair.left, 1 if pair.tokens else pair.groups, *a)
+        check_plane(self.left, pair.left, pair.specs[0].groups, *a)
         check_plane(self.right, pair.right, pair.groups, *b)
         if index.groups != pair.groups:
             raise self._misfit(pair.specs[0].shape, pair.specs[1].shape, index.groups)
