@@ -57,15 +57,23 @@ def move(op: Any, experts: int | None = None) -> Any:
     ).run  # fmt: skip
 
 
+def draw(*shape: int) -> Tensor:
+    """Normal values in bf16."""
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def routed(tokens: int, choices: int, experts: int) -> tuple[Tensor, list[Tensor]]:
+    """Group sizes and places of choices that are drawn alike; from a seed, for all that is drawn after them, too."""
+    torch.manual_seed(1)
+    index = torch.rand(tokens, experts, device="cuda").topk(choices, -1)[1]
+    sizes, *places = move("route", experts)(index, experts)
+    return sizes, places
+
+
 def products(tokens: int, choices: int, experts: int, hidden: int, width: int) -> Iterator[tuple[str, Product]]:
     """Each product as a function of its rows, and these as tokens."""
-    torch.manual_seed(1)
     rows = tokens * choices
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-
-    sizes, *places = move("route", experts)(torch.rand(tokens, experts, device="cuda").topk(choices, -1)[1], experts)
+    sizes, places = routed(tokens, choices, experts)
     x, dy = (TokenRows(draw(tokens, hidden), *places) for _ in range(2))
     fc1, fc2 = (plan_of(k, n, experts, octavo.HighPrecision()) for k, n in ((hidden, 2 * width), (width, hidden)))
     w1, w2 = draw(experts, 2 * width, hidden) * hidden**-0.5, draw(experts, hidden, width) * width**-0.5
@@ -88,13 +96,8 @@ def quantized_products(
     tokens: int, choices: int, experts: int, hidden: int, width: int
 ) -> Iterator[tuple[str, Quantized]]:
     """The products in block scaling whose left operand has codes along rows alone."""
-    torch.manual_seed(1)
     rows, recipe = tokens * choices, octavo.recipe("fp8-block")
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-
-    sizes, *places = move("route", experts)(torch.rand(tokens, experts, device="cuda").topk(choices, -1)[1], experts)
+    sizes, places = routed(tokens, choices, experts)
     values = draw(tokens, hidden)
     for name, operand, gemm, k, n in (
         ("fc1 fprop", "x", "fprop", hidden, 2 * width),
@@ -103,17 +106,16 @@ def quantized_products(
         layer = plan_of(k, n, experts, recipe)
         weights = layer.quantize_w.run(draw(experts, n, k) * k**-0.5)
         whole = getattr(layer, f"quantize_{operand}")
-        rowwise, columnwise = (_narrow(whole, way) for way in ("rowwise", "columnwise"))
+        of_tokens = _narrow(whole, "rowwise", layouts=(PLAIN, PLAIN), stacked=True)
         out = torch.empty(rows, n if gemm == "fprop" else k, device="cuda", dtype=torch.bfloat16)
-        made = whole if gemm == "dgrad" else rowwise
+        made = whole if gemm == "dgrad" else _narrow(whole, "rowwise")
         makers: dict[str, Callable[[], Any]] = {
             "rows": partial(_first, made.bound.of_tokens, values, sizes, *places, operand=operand),
-            "tokens": partial(
-                _tokens, _narrow(rowwise, "rowwise", layouts=(PLAIN, PLAIN), stacked=True).run, values, places, operand
-            ),
+            "tokens": partial(_tokens, of_tokens.run, values, places, operand),
         }
         if gemm == "dgrad":
-            makers["columns"] = partial(_first, columnwise.bound.of_tokens, values, sizes, *places, operand=operand)
+            columns = _narrow(whole, "columnwise")
+            makers["columns"] = partial(_first, columns.bound.of_tokens, values, sizes, *places, operand=operand)
         yield name, (partial(_product, getattr(layer, gemm).run, weights, sizes, out), makers)
 
 

@@ -43,8 +43,8 @@ class GemmSide {
     args.spec.square = is_left ? spec.left_square : spec.right_square;
     args.spec.hadamard = spec.hadamard;
     args.direction = along_rows ? Direction::columnwise : Direction::rowwise;
-    // a Plane is written by quantizers and only read here
     if (operand.index.of_rows) args.rows = operand.index.count;
+    // a Plane is written by quantizers and only read here
     args.plane = {const_cast<void*>(operand.data), const_cast<void*>(operand.scales),
                   const_cast<float*>(operand.global), operand.index.of_rows ? Layout::plain : Layout::native};
     return args;

@@ -20,7 +20,7 @@ from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
 from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, QuantizeInto, QuantizeWithAmax
-from octavo_registry.contract.request import GemmRequest
+from octavo_registry.contract.request import GemmRequest, QuantizeRequest
 from octavo_registry.contract.weights import readers
 from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan, WgradPlan
 from octavo_torch.arrays.checks import BackendNames
@@ -299,11 +299,8 @@ class Layer:
 
     def quantizer_of_tokens(self, operand: Operand) -> QuantizePlan:
         """The quantizer of tokens whose codes are gathered, as one matrix: along rows, in the plain layout."""
-        request = self.quantizers[operand].request
-        spec = QuantizerSpec(**{**dict(request.quantizer), "orientation": "rowwise"})
-        return registry.plan(
-            replace(request, quantizer=spec, layouts=(PLAIN, PLAIN), stacked=True), backend=self.backend
-        )
+        request = replace(self.quantizers[operand].request, layouts=(PLAIN, PLAIN), stacked=True)
+        return self._narrow(request, "rowwise")
 
     def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         if self.w_order == "kn":
@@ -380,8 +377,12 @@ class Layer:
         orientation = "both" if row and column else "rowwise" if row else "columnwise"
         if spec.orientation == orientation:
             return plan
-        narrow = QuantizerSpec(**{**dict(spec), "orientation": orientation})
-        return registry.plan(replace(plan.request, quantizer=narrow), backend=self.backend)
+        return self._narrow(plan.request, orientation)
+
+    def _narrow(self, request: QuantizeRequest, orientation: str) -> QuantizePlan:
+        """The plan of the request for these planes alone."""
+        narrow = QuantizerSpec(**{**dict(request.quantizer), "orientation": orientation})
+        return registry.plan(replace(request, quantizer=narrow), backend=self.backend)
 
 
 def _planned(request: GemmRequest, backend: BackendNames, wgrad_dtype: DType) -> LayerPlan:
