@@ -1,11 +1,13 @@
-"""Forms of JAX's MoE layer beside permute, grouped_mlp and combine in a row: residuals, XLA's temporaries and time.
+"""Forms of JAX's MoE layer beside permute, grouped_mlp and combine in a row, and the layer with the choices' weights on
+the activation, once with products of permuted rows: residuals, XLA's temporaries and time.
 
 python benchmarks/moe_forms_jax.py OUTPUT COMMIT
 
 All ways of one shape and recipe take turns in one process, on a CUDA device. A step is one jitted program: the forward
 and the backward pass of `routed_mlp` with the routing given. Its temporaries are what XLA's memory analysis says of the
 compiled program; if XLA moved work that the backward pass is to do again back into the forward pass, they would not
-fall from "keep_all" to "standard" to "recompute".
+fall from "keep_all" to "standard" to "recompute". "of rows" is a backend of the same kernels whose GEMMs take no
+tokens: rows in high precision are permuted, and in block scaling codes are written once per choice.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +28,75 @@ from layers import MOE
 
 import octavo
 import octavo_jax
+import octavo_registry
 from octavo_jax import moe
+from octavo_jax_native.backend import NativeBackend
+from octavo_jax_native.plugin import CARD
+from octavo_registry.contract import (
+    AnyBound,
+    AnyRequest,
+    Backend,
+    BackendCard,
+    BoundDgrad,
+    BoundFprop,
+    BoundWgrad,
+    hookimpl,
+)
 
-SHAPES = {label: octavo_jax.MoeShape(*MOE[label]) for label in ("Qwen3-30B", "DSv3, 32 of 256 experts")}
+SHAPES = {label: octavo_jax.MoeShape(*sizes) for label, sizes in MOE.items()}
 KINDS = ("bf16", "fp8-block", "fp8-current", "mxfp8")
-FORMS = ("standard", "lean", "recompute", "keep_all")
+NATIVE, ROWS = "jax-native", "products-of-rows"
 TURNS, WARM = 10, 2
+
+
+class Way(NamedTuple):
+    """How the layer runs; form None: the three operations in a row."""
+
+    form: str | None
+    weights_on: str = "output"
+    backend: str = NATIVE
+
+
+WAYS = {
+    "composed": Way(None),
+    "standard": Way("standard"),
+    "standard, of rows": Way("standard", backend=ROWS),
+    "lean": Way("lean"),
+    "recompute": Way("recompute"),
+    "keep_all": Way("keep_all"),
+    "on the activation": Way("standard", "activation"),
+    "on the activation, of rows": Way("standard", "activation", ROWS),
+}
+
+
+class OfRows(Backend):
+    """jax-native, whose GEMMs take rows alone here."""
+
+    def __init__(self) -> None:
+        self._native = NativeBackend()
+
+    def refuses(self, request: AnyRequest) -> str | None:
+        """What jax-native refuses."""
+        return self._native.refuses(request)
+
+    def bind(self, request: AnyRequest) -> AnyBound:
+        """jax-native's function, without tokens."""
+        bound = self._native.bind(request)
+        return replace(bound, takes_tokens=()) if isinstance(bound, BoundFprop | BoundDgrad | BoundWgrad) else bound
+
+
+class Plugin:
+    """The plugin of `OfRows`."""
+
+    @hookimpl
+    def octavo_backends(self) -> Iterable[BackendCard]:
+        """jax-native's card, named and ranked behind it."""
+        return (CARD.model_copy(update={"name": ROWS, "priority": CARD.priority - 1}),)
+
+    @hookimpl
+    def octavo_load(self, name: str) -> Backend | None:
+        """The backend."""
+        return OfRows() if name == ROWS else None
 
 
 def draw(shape: octavo_jax.MoeShape) -> dict[str, Array]:
@@ -47,16 +113,17 @@ def draw(shape: octavo_jax.MoeShape) -> dict[str, Array]:
     }
 
 
-def layer(recipe: octavo.Recipe, experts: int, form: str | None) -> Callable[..., Array]:
-    """(x, weights, wi, wo, choices) -> y; form None: the three operations in a row."""
+def layer(recipe: octavo.Recipe, experts: int, way: Way) -> Callable[..., Array]:
+    """(x, weights, wi, wo, choices) -> y."""
+    how: dict[str, Any] = {"recipe": recipe, "backend": way.backend}
 
     def call(x: Array, weights: Array, wi: Array, wo: Array, choices: Array) -> Array:
         routing = moe.arrange(choices, weights, experts)
-        if form is not None:
-            y: Array = moe.routed_mlp(x, routing, wi, wo, recipe=recipe, form=form)
+        if way.form is not None:
+            y: Array = moe.routed_mlp(x, routing, wi, wo, form=way.form, weights_on=way.weights_on, **how)
             return y
         rows = moe.permute(x, routing)
-        return moe.combine(octavo_jax.grouped_mlp(rows, wi, wo, routing.group_sizes, recipe=recipe), routing)
+        return moe.combine(octavo_jax.grouped_mlp(rows, wi, wo, routing.group_sizes, **how), routing)
 
     return call
 
@@ -69,10 +136,9 @@ def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
     dy = jax.random.normal(jax.random.key(2), given["x"].shape, jnp.bfloat16)
     steps: dict[str, Callable[[], Any]] = {}
     rows: dict[str, dict[str, Any]] = {}
-    expected: Any = None
-    for form in (None, *FORMS):
-        name = form or "composed"
-        call = layer(recipe, shape.experts, form)
+    results: dict[str, Any] = {}  # of the first way, by where the weights are
+    for name, way in WAYS.items():
+        call = layer(recipe, shape.experts, way)
 
         def step(leaves: Any, choices: Array, dy: Array, call: Callable[..., Array] = call) -> Any:
             y, pull = jax.vjp(lambda *inner: call(*inner, choices), *leaves)
@@ -82,13 +148,14 @@ def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
         memory = compiled.memory_analysis()
         steps[name] = lambda compiled=compiled: compiled(leaves, given["choices"], dy)
         result = jax.tree.leaves(steps[name]())
-        expected = expected or result
+        expected = results.setdefault(way.weights_on, result)
         same = all(bool(jnp.array_equal(ours, theirs)) for ours, theirs in zip(result, expected, strict=True))
         rows[name] = {"temporary_bytes": memory.temp_size_in_bytes, "same_bits": same}
-        if form is not None:
-            kept = octavo_jax.bytes_kept(recipe, shape, form)  # type: ignore[arg-type]
+        if way.form is not None and way.backend == NATIVE:
+            kept = octavo_jax.bytes_kept(recipe, shape, way.form, weights_on=way.weights_on)  # type: ignore[arg-type]
             rows[name]["residual_bytes"] = kept.total
-        del result
+        del result, expected
+    del results
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(TURNS):
         for name, run in steps.items():
@@ -111,6 +178,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("commit")
     arguments = parser.parse_args()
+    octavo_registry.register(Plugin(), "products-of-rows-plugin")
     record: dict[str, Any] = {
         "command": f"python benchmarks/moe_forms_jax.py moe.json {arguments.commit}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),

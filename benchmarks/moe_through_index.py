@@ -28,6 +28,7 @@ from torch import Tensor
 import octavo
 import octavo_registry
 import octavo_torch as ot
+from octavo_native.support import GATHERED_BESIDE
 from octavo_registry.contract import (
     AnyBound,
     AnyRequest,
@@ -41,7 +42,7 @@ from octavo_registry.contract import (
     BoundWgrad,
     hookimpl,
 )
-from octavo_torch_native.backend import GATHERED_BESIDE, NativeBackend
+from octavo_torch_native.backend import NativeBackend
 from octavo_torch_native.plugin import CARD
 
 KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "mxfp8", "nvfp4")

@@ -120,7 +120,7 @@ def quantized_products(
 
 
 def _narrow(plan: Any, orientation: str, **how: Any) -> Any:
-    spec = octavo.QuantizerSpec(**{**dict(plan.request.quantizer), "orientation": orientation})
+    spec = plan.request.quantizer.with_orientation(orientation)
     return registry.plan(replace(plan.request, quantizer=spec, **how), backend=BACKEND)
 
 

@@ -111,6 +111,14 @@ SUPPORT: Final[Mapping[Device, tuple[Support, ...]]] = MappingProxyType(
 )
 """The support table by device."""
 
+GATHERED_BESIDE: Final = 2560
+"""Columns of a weight gradient's other operand up to which gathered rows are faster than permuted ones, measured on an
+H200 (decision 69)."""
+
+GATHERED_CODES: Final[Mapping[str, int]] = MappingProxyType({"x": 1280, "dy": 640})
+"""By operand, columns of a product up to which gathering codes of tokens is faster than quantizing rows of tokens,
+measured on an H200 (decision 75): those of experts of up to 640 hidden features."""
+
 _OPERANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}
 )
@@ -236,6 +244,40 @@ def gemm_refusal(
             "or quantize them"
         )
     return None
+
+
+def gathers_values(op: str, *, cuda: bool, dtypes: tuple[str, str], other_columns: int | None) -> bool:
+    """Whether a GEMM of unquantized operands should read the rows of one of them where a router's tokens stand.
+
+    dtypes         of both operands
+    other_columns  of the other operand, N beside x and K beside dy; None: any
+
+    On CUDA a weight gradient of gathered rows takes a tenth longer, which is more than permuting rows costs where the
+    other operand is wide.
+    """
+    if not cuda:
+        return True
+    return set(dtypes) == {"bfloat16"} and (op != "wgrad" or (other_columns or 0) <= GATHERED_BESIDE)
+
+
+def gathers_codes(
+    op: str, operand: str, *, cuda: bool, scaling: str, formats: tuple[str, str], square: bool, columns: int | None
+) -> bool:
+    """Whether a GEMM should read the codes of `operand`'s rows where those of a router's tokens stand, each quantized
+    once: of block scaling, in which they are a token's own.
+
+    formats  of the operand and of w
+    square   whether w's scales are of square blocks
+    columns  of the product, N of x's and K of dy's; None: any
+
+    On CUDA a product of gathered codes takes a twentieth longer, which is more than quantizing rows costs where it is
+    wide.
+    """
+    if op == "wgrad" or scaling != "block":
+        return False
+    if not cuda:
+        return True
+    return set(formats) == {"e4m3"} and square and (columns or 0) <= GATHERED_CODES[operand]
 
 
 def _uneven(side: int, step: int) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from octavo_native import gemms, layouts, support
 from octavo_numerics import RouterRule
 
 SOURCE = Path(octavo_native.__file__).parent
+HALVES = (("bfloat16", "float16"), ("float16", "float16"), ("float32", "float32"))
 
 
 def test_a_card_can_be_built_without_the_compiled_module(tmp_path: Path) -> None:
@@ -76,6 +78,33 @@ def test_sides_are_refused_where_the_kernels_refuse_them(op: str, cuda: bool) ->
 def test_dtypes_are_refused_where_the_kernels_refuse_them(dtype: str, cuda: bool) -> None:
     refused = support.gemm_refusal("fprop", cuda=cuda, dtypes=(dtype, dtype))
     assert (refused is None) == (_refusal_of_the_kernels("fprop", cuda, dtype=dtype) is None)
+
+
+def test_rows_are_gathered_where_that_was_faster() -> None:
+    """On a CPU all that the kernels gather; on CUDA bf16, but not beside a wide operand of a weight gradient, and codes
+    of E4M3 beside square blocks, where the product is narrow (decisions 69 and 75)."""
+
+    def values(op: str, cuda: bool, columns: int | None, *dtypes: str) -> bool:
+        first, second = dtypes or ("bfloat16", "bfloat16")
+        return support.gathers_values(op, cuda=cuda, dtypes=(first, second), other_columns=columns)
+
+    assert all(values(op, False, 1 << 20, "float32", "float16") for op in support.GEMM_OPS)
+    assert [values(op, True, 2576) for op in ("fprop", "dgrad", "wgrad")] == [True, True, False]
+    assert values("wgrad", True, 2560)
+    assert values("wgrad", True, None)
+    assert not any(values(op, True, 16, *dtypes) for op in support.GEMM_OPS for dtypes in HALVES)
+
+    def codes(op: str, operand: str, cuda: bool, columns: int | None, scaling: str = "block", **how: Any) -> bool:
+        how = {"formats": ("e4m3", "e4m3"), "square": True, **how}
+        return support.gathers_codes(op, operand, cuda=cuda, scaling=scaling, columns=columns, **how)
+
+    assert codes("fprop", "x", False, 1 << 20, formats=("e5m2", "e4m3"), square=False)
+    assert [codes("fprop", "x", True, columns) for columns in (None, 1280, 1296)] == [True, True, False]
+    assert [codes("dgrad", "dy", True, columns) for columns in (None, 640, 656)] == [True, True, False]
+    assert not codes("dgrad", "dy", True, 640, formats=("e5m2", "e4m3"))
+    assert not codes("fprop", "x", True, 640, square=False)
+    assert not codes("wgrad", "x", False, 16)
+    assert not any(codes("fprop", "x", cuda, 16, "row") for cuda in (False, True))
 
 
 @pytest.mark.parametrize(

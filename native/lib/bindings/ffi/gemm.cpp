@@ -2,7 +2,10 @@
 //
 // operands  left, right; plan; of quantized ones left_scales, right_scales; of nvfp4 left_global, right_global f32[G];
 //           fprop, dgrad: bias [G, N], [G, K] of f32, f16 or bf16, and with it bias_scales f32[M];
-//           wgrad with accumulate: out, what is added to, aliased with the result
+//           wgrad with accumulate: out, what is added to, aliased with the result;
+//           order s32[2 M], int64 words: the ragged operand that attribute gathered names (1 left, 2 right) is tokens
+//           [T, C], and row i of it is that of choice order[i], of which each token has `each` (RowIndex in
+//           octavo/quantize.h). Quantized tokens are codes of one matrix [1, T, C] in the plain layout
 // results   out [M, N], [M, K] or [G, N, K] of f32, f16 or bf16; workspace u8 of any size
 //
 // Quantized operands are in the native layout; M, N and K do not follow from padded panels, so they are attributes.
@@ -33,6 +36,9 @@ struct GemmAttributes {
   int64_t n;
   int64_t k;
   int64_t groups;
+  int64_t gathered;
+  int64_t tokens;
+  int64_t each;
   int64_t ctas;
   int64_t threads;
 };
@@ -48,15 +54,16 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(
     ::xla::ffi::StructMember<bool>("accumulate"), ::xla::ffi::StructMember<bool>("fast_accumulation"),
     ::xla::ffi::StructMember<bool>("left_square"), ::xla::ffi::StructMember<int64_t>("rows"),
     ::xla::ffi::StructMember<int64_t>("n"), ::xla::ffi::StructMember<int64_t>("k"),
-    ::xla::ffi::StructMember<int64_t>("groups"), ::xla::ffi::StructMember<int64_t>("ctas"),
-    ::xla::ffi::StructMember<int64_t>("threads"));
+    ::xla::ffi::StructMember<int64_t>("groups"), ::xla::ffi::StructMember<int64_t>("gathered"),
+    ::xla::ffi::StructMember<int64_t>("tokens"), ::xla::ffi::StructMember<int64_t>("each"),
+    ::xla::ffi::StructMember<int64_t>("ctas"), ::xla::ffi::StructMember<int64_t>("threads"));
 
 namespace octavo {
 namespace {
 
 constexpr const char* GEMM = "octavo_gemm";
 
-// How an operand is laid out: x [M, K], dy [M, N], w [G, N, K], and the direction in which this GEMM reads it.
+// How an operand is laid out: x [M, K], dy [M, N], w [G, N, K], or the tokens of which the first two are rows.
 struct Side {
   const char* name;
   const char* scales;
@@ -64,7 +71,10 @@ struct Side {
   Format format;
   bool square;
   Extent extent;
+  Layout layout = Layout::native;  // of codes
 };
+
+constexpr int64_t GATHERED_LEFT = 1, GATHERED_RIGHT = 2;
 
 void read_attributes(const GemmAttributes& given, Buffers& operands, GemmArgs& args) {
   args.spec.gemm = enum_from<Gemm>(given.gemm, Gemm::wgrad, "gemm", operands);
@@ -102,6 +112,16 @@ Side right_side(const GemmArgs& args) {
   return {"right", "right_scales", "right_global", args.spec.right_format, args.spec.right_square, extent};
 }
 
+// The side of `tokens` tokens in the place of their rows: codes of them are of one matrix, in no group's order.
+Side of_tokens(Side side, const GemmArgs& args, int64_t tokens) {
+  side.extent.rows = tokens;
+  if (!args.spec.quantized) return side;
+  side.layout = Layout::plain;
+  side.extent.groups = 1;
+  side.extent.matrix_rows = tokens;
+  return side;
+}
+
 void read_quantized(Buffers& operands, const GemmArgs& args, Direction direction, const Side& side,
                     GemmOperand& operand) {
   QuantizerSpec spec;
@@ -109,10 +129,10 @@ void read_quantized(Buffers& operands, const GemmArgs& args, Direction direction
   spec.scaling = args.spec.scaling;
   spec.square = side.square;
   operand.data =
-      operands.take(side.name, codes_type(side.format), codes_dims(spec, direction, Layout::native, side.extent));
+      operands.take(side.name, codes_type(side.format), codes_dims(spec, direction, side.layout, side.extent));
   operands.need(side.scales);
   operand.scales =
-      operands.take(side.scales, scales_type(spec.scaling), scales_dims(spec, direction, Layout::native, side.extent));
+      operands.take(side.scales, scales_type(spec.scaling), scales_dims(spec, direction, side.layout, side.extent));
   if (spec.scaling == Scaling::nvfp4) {
     operands.need(side.global);
     operand.global = operands.take<const float>(side.global, ffi::F32, {args.groups});
@@ -125,23 +145,42 @@ void read_unquantized(Buffers& operands, ffi::DataType type, const Side& side, G
   operand.data = operands.take(side.name, type, with_rows(e, e.rows, e.matrix_rows, e.cols));
 }
 
-void read_operands(Buffers& operands, GemmArgs& args) {
+// The choice of each row of the operand that is tokens.
+void read_index(Buffers& operands, const GemmAttributes& given, GemmArgs& args) {
+  if (given.gathered == 0) return;
+  if (given.gathered < 0 || given.gathered > GATHERED_RIGHT || given.each < 1 || given.tokens < 0 ||
+      given.tokens > MAX_ROWS / given.each) {
+    operands.refuse("attributes gathered, tokens and each are " + std::to_string(given.gathered) + ", " +
+                    std::to_string(given.tokens) + " and " + std::to_string(given.each) +
+                    "; gathered is 0, 1 (left) or 2 (right), and tokens have tokens * each choices, at most 2^30");
+    return;
+  }
+  operands.need("order");
+  RowIndex& index = given.gathered == GATHERED_LEFT ? args.left.index : args.right.index;
+  index = {operands.take<const int64_t>("order", ffi::S32, {2 * args.rows}), given.each, given.tokens};
+}
+
+void read_operands(Buffers& operands, const GemmAttributes& given, GemmArgs& args) {
   const Gemm gemm = args.spec.gemm;
   operands.need("left");
   operands.need("right");
+  read_index(operands, given, args);
+  Side left_of = left_side(args), right_of = right_side(args);
+  if (given.gathered == GATHERED_LEFT) left_of = of_tokens(left_of, args, given.tokens);
+  if (given.gathered == GATHERED_RIGHT) right_of = of_tokens(right_of, args, given.tokens);
   const ffi::AnyBuffer* left = operands.take("left");
   if (args.spec.quantized) {
     const Direction left_direction = gemm == Gemm::wgrad ? Direction::columnwise : Direction::rowwise;
     const Direction right_direction = gemm == Gemm::fprop ? Direction::rowwise : Direction::columnwise;
-    read_quantized(operands, args, left_direction, left_side(args), args.left);
-    read_quantized(operands, args, right_direction, right_side(args), args.right);
+    read_quantized(operands, args, left_direction, left_of, args.left);
+    read_quantized(operands, args, right_direction, right_of, args.right);
   } else if (left != nullptr) {
     const ffi::DataType type = left->element_type();
     if (!dtype_of(type, args.spec.dtype)) {
       operands.refuse("operand left is " + text(*left) + " and must be f32, f16 or bf16");
     }
-    read_unquantized(operands, type, left_side(args), args.left);
-    read_unquantized(operands, type, right_side(args), args.right);
+    read_unquantized(operands, type, left_of, args.left);
+    read_unquantized(operands, type, right_of, args.right);
   }
   operands.need("plan");
   args.plan = operands.take<const int64_t>("plan", ffi::S32, {2 * plan_words(args.rows, args.groups)});
@@ -182,7 +221,7 @@ ffi::Error gemm(const Launch& launch, ffi::RemainingArgs given_operands, ffi::Re
   GemmArgs args;
   read_attributes(given, operands, args);
   if (ffi::Error error = operands.checked(); error.failure()) return error;
-  read_operands(operands, args);
+  read_operands(operands, given, args);
   read_out(operands, results, args);
   args = with_strides(args);
   Workspace workspace;

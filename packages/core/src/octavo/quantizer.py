@@ -157,6 +157,10 @@ class QuantizerSpec(Schema):
         """True where column data are the transpose of the row codes (per tensor, square blocks)."""
         return self.square or self.scaling in ("delayed", "current")
 
+    def with_orientation(self, orientation: Orientation) -> QuantizerSpec:
+        """This quantizer where it produces data in these directions."""
+        return self.model_copy(update={"orientation": orientation})
+
     @property
     def independent_rows(self) -> bool:
         """True where no other row, and no place among rows, has a say in the row data of a row."""

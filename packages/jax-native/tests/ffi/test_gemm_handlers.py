@@ -58,9 +58,14 @@ GEMM: Arrays = {
     "n": N,
     "k": K,
     "groups": G,
+    "gathered": 0,
+    "tokens": 0,
+    "each": 1,
     "ctas": 0,
     "threads": 1,
 }
+GATHERED: Arrays = {"gathered": 1, "tokens": M // 2, "each": 2}
+TOKENS: Arrays = {"left": jnp.ones((M // 2, K)), "order": jnp.zeros(2 * M, jnp.int32)}
 
 
 def _operands() -> Arrays:
@@ -106,6 +111,16 @@ def test_the_right_gemm_call_is_none() -> None:
         ({}, {}, {"quantized": True}, "operand left is f32.* must be f8e4m3fn"),
         ({}, {}, {"n": np.float32(1)}, "expected S64 but got F32"),
         ({}, {}, {"operands": "left,left,plan"}, "operand left is named twice"),
+        (TOKENS, {}, {}, r"operand left is f32\[20, 64\] and must be f32\[40, 64\]"),
+        (TOKENS, {}, {**GATHERED, "tokens": 21}, r"operand left is f32\[20, 64\] and must be f32\[21, 64\]"),
+        (TOKENS, {}, {**GATHERED, "gathered": 2}, "operand left is f32"),
+        (TOKENS, {}, {**GATHERED, "gathered": 3}, "gathered, tokens and each are 3, 20 and 2; gathered is 0, 1"),
+        (TOKENS, {}, {**GATHERED, "each": 0}, "gathered, tokens and each are 1, 20 and 0"),
+        (TOKENS, {}, {**GATHERED, "tokens": -1}, "gathered, tokens and each are 1, -1 and 2"),
+        (TOKENS, {}, {**GATHERED, "each": 1 << 60}, "have tokens \\* each choices, at most 2\\^30"),
+        ({**TOKENS, "order": None}, {}, GATHERED, "operand order is missing"),
+        ({**TOKENS, "order": jnp.zeros(M, jnp.int32)}, {}, GATHERED, r"order is s32\[40\] and must be s32\[80\]"),
+        ({"order": TOKENS["order"]}, {}, {}, "operand order is not known to this call"),
     ],
 )
 def test_a_wrong_gemm_call_is_an_error(operands: Arrays, results: Arrays, attributes: Arrays, message: str) -> None:
@@ -113,6 +128,18 @@ def test_a_wrong_gemm_call_is_an_error(operands: Arrays, results: Arrays, attrib
     asked = {"out": _struct((M, N), jnp.float32), **results}
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         _call("octavo_gemm", {**_operands(), **operands}, asked, {**GEMM, **attributes})
+
+
+def test_gathered_rows_are_those_of_the_choices() -> None:
+    """Row i is the token of choice order[i]; a number that is no choice is followed nowhere and gives zeros."""
+    tokens = jnp.arange(M // 2 * K, dtype=jnp.float32).reshape(M // 2, K)
+    order = np.random.default_rng(0).permutation(M)
+    order[3] = M
+    words = jnp.asarray(np.stack([order, 0 * order], -1).reshape(-1), jnp.int32)
+    given = {**_operands(), "left": tokens, "right": jnp.stack([jnp.eye(N, K)] * G), "order": words}
+    out = np.asarray(_call("octavo_gemm", given, {"out": _struct((M, N), jnp.float32)}, {**GEMM, **GATHERED})[0])
+    rows = np.where((order < M)[:, None], np.asarray(tokens)[np.minimum(order, M - 1) // 2, :N], 0)
+    np.testing.assert_array_equal(out, np.where(np.arange(M)[:, None] < 35, rows, 0))
 
 
 def test_an_accumulator_that_is_not_aliased_is_an_error() -> None:

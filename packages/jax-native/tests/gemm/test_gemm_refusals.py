@@ -15,7 +15,8 @@ import octavo_native
 import octavo_registry
 from octavo import MXFP8, NVFP4, BlockScaling, HighPrecision, QuantizerSpec
 from octavo_jax_native.backend import NativeBackend
-from octavo_registry import Request
+from octavo_registry import QuantizeRequest, Request
+from octavo_registry.contract import TokenRows
 
 SIZES = jnp.array([3, 5])
 X, W, DY = jnp.ones((8, 32)), jnp.ones((2, 16, 32)), jnp.ones((8, 16))
@@ -153,3 +154,45 @@ def test_quantized_operands_that_do_not_fit_are_refused() -> None:
     mixed = _quantized(fours, "x", X), _quantized(fours, "dy", DY, hadamard=False)
     with pytest.raises(ValueError, match="one operand of wgrad is in the Hadamard domain"):
         run("wgrad", fours, *mixed)
+
+
+def _rows_of(tokens: Any, each: int = 2) -> TokenRows[Array]:
+    """Every choice of 4 tokens, in the order of the choices."""
+    position = jnp.arange(8).reshape(-1, each)
+    return TokenRows(tokens, jnp.arange(8), position, position >= 0)
+
+
+def test_tokens_that_do_not_fit_are_refused() -> None:
+    """In the place of both operands, or of a weight; codes of another scaling, of a weight gradient, in another layout,
+    of rows in groups; tokens of another width, and values where codes are read."""
+    block, mx, high = BlockScaling(), MXFP8(), HighPrecision()
+
+    def run(op: str, recipe: Any, *operands: Any, dtype: str = "float32") -> None:
+        octavo_registry.plan(_request(op, recipe, in_dtype=dtype), backend="jax-native").run(*operands, SIZES)
+
+    def codes(recipe: Any, operand: Any, array: Array) -> Any:
+        spec = recipe.quantizer(operand).with_orientation("rowwise")
+        return octavo_jax.quantize(array[None], spec, backend="jax-reference")
+
+    in_rows = NativeBackend().bind(
+        QuantizeRequest(op="quantize", framework="jax", device="cpu", in_dtype="float32", out_dtype="float32",
+                        quantizer=block.quantizer("x"), layouts=("rows", "panels"), stacked=True)
+    ).run  # fmt: skip
+    with pytest.raises(ValueError, match="both operands of wgrad are TokenRows; permute the rows of one of them"):
+        run("wgrad", high, _rows_of(X[:4]), _rows_of(DY[:4]))
+    with pytest.raises(ValueError, match="w is TokenRows, which are rows of x or dy"):
+        run("fprop", high, X, _rows_of(X[:4]))
+    with pytest.raises(ValueError, match=r"fprop has x \[8, 16\] and w \[2, 16, 32\]"):
+        run("fprop", high, _rows_of(DY[:4]), W)
+    with pytest.raises(ValueError, match="x is tokens quantized in mxfp8, whose codes are not those of rows in fprop"):
+        run("fprop", mx, _rows_of(codes(mx, "x", X[:4])), _quantized(mx, "w", W))
+    both = octavo_jax.quantize(DY[:4][None], block.quantizer("dy"), backend="jax-reference")
+    with pytest.raises(ValueError, match="dy is tokens quantized in block, whose codes are not those of rows in wgrad"):
+        run("wgrad", block, _quantized(block, "x", X), _rows_of(both))
+    matrix = r"quantize them as one matrix \[1, T, 32\] in plain"
+    with pytest.raises(ValueError, match=rf"x is tokens \[1, 4, 32\] quantized in the layout rows; {matrix}"):
+        run("fprop", block, _rows_of(in_rows(X[:4][None])), _quantized(block, "w", W))
+    with pytest.raises(ValueError, match=rf"x is tokens \[8, 32\] quantized in the layout plain; {matrix}"):
+        run("fprop", block, _rows_of(_quantized(block, "x", X)), _quantized(block, "w", W))
+    with pytest.raises(ValueError, match=r"x is a .* and fprop of recipe 'block' multiplies quantized operands"):
+        run("fprop", block, _rows_of(X[:4]), _quantized(block, "w", W))

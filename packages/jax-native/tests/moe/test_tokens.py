@@ -1,4 +1,5 @@
-"""A MoE layer whose rows nobody writes: x and dy are quantized from the tokens, with the bits of permuted rows."""
+"""A MoE layer whose rows nobody writes: x and dy are quantized, or multiplied, where the tokens stand, with the bits of
+permuted rows."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from jax.sharding import PartitionSpec as P
 import octavo
 import octavo_jax
 from octavo_jax import moe
+from octavo_jax.linear import products
 from octavo_jax.moe.layer import autograd, made_again, tokens
 from octavo_jax.moe.layer.forms import FORMS
+from octavo_registry.contract import TokenRows
 
 pytestmark = pytest.mark.filterwarnings("ignore:a layer with delayed scaling")  # its scales are given and stay
 
@@ -30,7 +33,10 @@ RECIPES: dict[str, octavo.Recipe] = {
     "nvfp4": octavo.NVFP4(),
     "no wgrad": octavo.BlockScaling(wgrad="high_precision"),
     "backward alone": octavo.MXFP8(fprop="high_precision"),
+    "high precision": octavo.HighPrecision(),
+    "no dgrad": octavo.BlockScaling(dgrad="high_precision"),
 }
+WIDTHS = {K: "x", N: "dy"}
 WAYS = tuple(itertools.product(FORMS, ("keep", "remake"), ("output", "activation")))
 Given = dict[str, Any]
 
@@ -102,8 +108,9 @@ def test_the_bits_of_permuted_rows(name: str, rng: np.random.Generator) -> None:
         assert all(same), same
 
 
+@pytest.mark.parametrize("name", ["block", "row", "high precision"])
 @pytest.mark.parametrize("on", ["output", "activation"])
-def test_no_program_has_the_rows(on: str, rng: np.random.Generator) -> None:
+def test_no_program_has_the_rows(on: str, name: str, rng: np.random.Generator) -> None:
     """What there is of [T k, K] and [T k, N] in a step's program are results of GEMMs: x is not permuted in either
     pass, nor is dy, unless the weights multiply it on the way."""
     given, chosen = _given(rng)
@@ -112,7 +119,7 @@ def test_no_program_has_the_rows(on: str, rng: np.random.Generator) -> None:
         """Arrays of this many columns and a row per choice that no kernel returned."""
 
         def loss(given: Given, chosen: Any) -> Any:
-            y = layer(given, None, chosen, on, recipe=octavo.BlockScaling(), backend="jax-native", **how)
+            y = layer(given, None, chosen, on, recipe=RECIPES[name], backend="jax-native", **how)
             return jnp.sum(y.astype(jnp.float32) ** 2)
 
         program = jax.jit(jax.grad(loss)).lower(given, chosen).compile().as_text()
@@ -124,7 +131,7 @@ def test_no_program_has_the_rows(on: str, rng: np.random.Generator) -> None:
     assert (made_by_xla(_layer, N) == 0) is (on == "activation")
 
 
-@pytest.mark.parametrize("name", ["delayed", "block", "nvfp4"])
+@pytest.mark.parametrize("name", ["delayed", "block", "nvfp4", "high precision"])
 def test_a_device_of_a_mesh_reads_its_tokens(
     name: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,12 +165,12 @@ def test_a_device_of_a_mesh_reads_its_tokens(
         return jax.tree.leaves(jax.jit(mapped)(given, chosen, dy))
 
     read: list[str] = []
-    real = tokens.quantize_own_rows
+    real, gathered = tokens.quantize_own_rows, tokens.Tokens.gathered
     monkeypatch.setattr(tokens, "quantize_own_rows", lambda *a: read.append(a[-1].operand) or real(*a))
+    monkeypatch.setattr(tokens.Tokens, "gathered", lambda *a: read.append(WIDTHS[a[0].x.shape[1]]) or gathered(*a))
     made = on_mesh()
     assert set(read) == {"x", "dy"}
-    for module in (autograd, made_again):
-        monkeypatch.setattr(module, "reads_tokens", lambda *_: False)
+    monkeypatch.setattr(tokens, "_has_rows", lambda *_: False)
     jax.clear_caches()
     read.clear()
     wanted = on_mesh()
@@ -174,11 +181,22 @@ def test_a_device_of_a_mesh_reads_its_tokens(
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize(("form", "weights_on"), [("standard", "activation"), ("keep_all", "output")])
-def test_explain_says_what_is_quantized_from_tokens(
+def test_explain_says_what_is_read_from_tokens(
     name: str, form: Any, weights_on: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line for each operand, against what a traced forward and backward quantizes from tokens."""
+    """A line for each operand, against what a traced forward and backward quantizes and multiplies from tokens."""
     made: set[tuple[str, str]] = set()
+    gathered: dict[tuple[str, str], str] = {}
+    rows = products._rows
+
+    def multiplying(layer: Any, gemm: str, codes: Any, values: Any) -> Any:
+        if isinstance(values, TokenRows):
+            is_array = isinstance(values.tokens, jax.Array)
+            width = (values.tokens if is_array else values.tokens.spec).shape[-1]
+            gathered[WIDTHS[width], gemm] = "values" if is_array else "codes"
+        return rows(layer, gemm, codes, values)
+
+    monkeypatch.setattr(products, "_rows", multiplying)
     for module in (autograd, made_again):
 
         def noticing(*given: Any, own: Any = module.quantize_tokens, where: str = module.__name__) -> Any:
@@ -191,6 +209,7 @@ def test_explain_says_what_is_quantized_from_tokens(
     how: dict[str, Any] = {"k": C, "recipe": RECIPES[name], "form": form, "weights_on": weights_on}
     told = dict(moe.explain(x, router, given["wi"], given["wo"], **how).tokens)
     made.clear()
+    gathered.clear()
     recipe, state = RECIPES[name], None
     if isinstance(recipe, octavo.DelayedScaling):
         state = octavo_jax.init_delayed(recipe, G), octavo_jax.init_delayed(recipe, G)
@@ -199,7 +218,21 @@ def test_explain_says_what_is_quantized_from_tokens(
         return moe.moe_mlp(x, router, wi, wo, seed=0, state=state, **how)[0].astype(jnp.float32).sum()
 
     jax.eval_shape(jax.grad(loss, (0, 1, 2)), x, given["wi"], given["wo"])
-    from_tokens = {what for what, said in told.items() if said == "jax-native quantizes the tokens"}
-    wanted = {"x in fprop": (autograd, "x"), "x in wgrad": (made_again, "x"), "dy": (made_again, "dy")}
-    assert from_tokens == {what for what, (module, operand) in wanted.items() if (module.__name__, operand) in made}
-    assert all(said.startswith(("jax-native", "rows are permuted", "kept")) for said in told.values())
+    lines = {
+        "x in fprop": ((autograd, "x"), "fprop"),
+        "x in wgrad": ((made_again, "x"), "wgrad"),
+        "dy": ((made_again, "dy"), "dgrad"),
+    }
+    for what, ((module, operand), gemm) in lines.items():
+        said, kind = told[what], gathered.get((operand, gemm))
+        once = f"jax-native quantizes each token once, and jax-native reads its codes in {gemm}"
+        if kind == "values":
+            assert said == "jax-native reads the tokens in its product"
+        elif kind == "codes":
+            assert said.partition(";")[0] == once
+        elif (module.__name__, operand) in made:
+            assert said == "jax-native quantizes the tokens"
+        else:
+            assert said.startswith(("rows are permuted", "kept"))
+    assert gathered.get(("dy", "wgrad"), "values") == "values"
+    assert (("dy", "wgrad") in gathered) is (gathered.get(("dy", "dgrad")) == "values")

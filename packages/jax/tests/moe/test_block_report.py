@@ -1,4 +1,4 @@
-"""explain of a MoE block: who quantizes and multiplies, what is quantized from tokens, and how these reach devices."""
+"""explain of a MoE block: who quantizes and multiplies, what is read from tokens, and how these reach devices."""
 
 from __future__ import annotations
 
@@ -33,27 +33,39 @@ def report(**options: Any) -> moe.MoeReport:
 
 
 def test_each_operation_has_a_backend_or_a_reason() -> None:
-    """Plans of both layers with their gradients, the fused activation, and why rows are permuted."""
+    """Plans of both layers with their gradients, the fused activation, codes of tokens, and why rows are permuted."""
     told = report(recipe=MXFP8())
     text = str(told)
     assert "fc1\n  grouped linear in mxfp8" in text
     assert f"swiglu's gradient + quantize: fused by {BACKEND}" in text
     assert all(plan is not None for layer in (told.fc1, told.fc2) for _, plan in (*layer.gemms, *layer.quantizers))
     taken = f"rows are permuted first: {BACKEND}'s quantizer takes no tokens"
-    assert told.tokens == (("x in fprop", taken), ("x in wgrad", taken), ("dy", taken))
+    once = f"{BACKEND} quantizes each token once, and {BACKEND} reads its codes in"
+    assert told.tokens == (
+        ("x in fprop", f"{once} fprop"),
+        ("x in wgrad", taken),
+        ("dy", f"{once} dgrad; for wgrad {taken}"),
+    )
     assert told.exchange == ""
 
 
 @pytest.mark.parametrize(
     ("options", "what", "said"),
     [
-        ({"recipe": None}, "x in fprop", "fprop reads them in high precision"),
-        ({"recipe": MXFP8(wgrad="high_precision")}, "dy", "wgrad reads them in high precision"),
+        ({"recipe": None}, "x in fprop", f"{BACKEND} reads the tokens in its product"),
+        ({"recipe": None, "form": "keep_all"}, "x in wgrad", f"{BACKEND} reads the tokens in its product"),
+        ({"recipe": None}, "dy", f"{BACKEND} reads the tokens in its product"),
+        (
+            {"recipe": MXFP8(wgrad="high_precision")},
+            "dy",
+            "for wgrad rows are permuted first: wgrad reads them in high",
+        ),
+        ({"recipe": NVFP4(dgrad="high_precision")}, "dy", "dgrad reads them in high precision"),
         ({"recipe": NVFP4(), "form": "keep_all"}, "x in wgrad", 'kept from forward: form is "keep_all"'),
         ({"recipe": DelayedScaling(), "weights_on": "output"}, "dy", 'weights_on is "output"'),
     ],
 )
-def test_what_reads_rows_is_named(options: dict[str, Any], what: str, said: str) -> None:
+def test_what_is_read_and_why_is_named(options: dict[str, Any], what: str, said: str) -> None:
     """A product in high precision, the form, and weights that multiply dy; seeds and states need not be given."""
     assert said in dict(report(**options).tokens)[what]
 

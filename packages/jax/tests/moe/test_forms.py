@@ -243,6 +243,18 @@ def test_every_byte_is_predicted(name: str, places: int, rng: np.random.Generato
             assert predicted.total == measured, (form, how, predicted.arrays)
 
 
+def test_rows_of_x_are_kept_for_who_reads_them() -> None:
+    """What "keep_all" keeps of x for fc1's weight gradient: tokens where that reads them, and else operands by row."""
+    kept = {
+        name: bytes_kept(recipe, SHAPE, "keep_all", weights_on="activation", backend=BACKEND).arrays
+        for name, recipe in {"bf16": None, "codes": octavo.BlockScaling()}.items()
+    }
+    assert kept["bf16"]["x"] == T * K * 2
+    assert not any(name.startswith("x1") for name in kept["bf16"])
+    assert "x" not in kept["codes"]
+    assert sum(size for name, size in kept["codes"].items() if name.startswith("x1")) >= T * C * K
+
+
 def test_forms_are_in_order() -> None:
     """Each form keeps less than the one before, and a standard one no more than SonicMoE's 2 K + 4 F k bytes and what a
     router's choices are."""

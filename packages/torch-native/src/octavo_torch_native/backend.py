@@ -58,12 +58,6 @@ ABI_LEVEL = 2
 
 _ROUTED_GROUPS = 1024
 _SMS_OF_AN_H100 = 132
-GATHERED_BESIDE = 2560
-"""Columns of a weight gradient's other operand up to which gathered rows are faster than permuted ones, measured on an
-H200 (decision 69)."""
-GATHERED_CODES_OF_X, GATHERED_CODES_OF_DY = 1280, 640
-"""Columns of a product up to which gathering codes of tokens is faster than quantizing rows of tokens, measured on an
-H200 (decision 75): those of experts of up to 640 hidden features."""
 
 
 class NativeBackend(Backend):
@@ -195,32 +189,22 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
 
 
 def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
-    """Those of the operands whose rows the kernels multiply where a router's tokens stand, and should.
-
-    Of codes, those of block scaling, which are a token's own. A weight gradient of gathered rows takes a tenth longer,
-    and a product of gathered codes a twentieth, which is more than permuting or quantizing rows costs where the other
-    operand is wide.
-    """
-    if request.recipe.quantizes(request.op):
-        return operands if request.op != "wgrad" and _gathers_codes(request, operands[0]) else ()
-    if request.device != "cuda":
-        return operands
-    if {request.in_dtype, request.other_dtype or request.in_dtype} != {"bfloat16"}:
-        return ()
-    if request.op != "wgrad":
-        return operands
-    others = {"x": request.n, "dy": request.k}
-    return tuple(operand for operand in operands if (others[operand] or 0) <= GATHERED_BESIDE)
+    """Those of the operands whose rows the kernels multiply where a router's tokens stand, and should."""
+    return tuple(operand for operand in operands if _gathers(request, operand))
 
 
-def _gathers_codes(request: GemmRequest, operand: Operand) -> bool:
+def _gathers(request: GemmRequest, operand: Operand) -> bool:
+    cuda, columns = request.device == "cuda", request.n if operand == "x" else request.k
+    if not request.recipe.quantizes(request.op):
+        dtypes = request.in_dtype, request.other_dtype or request.in_dtype
+        return support.gathers_values(request.op, cuda=cuda, dtypes=dtypes, other_columns=columns)
     codes, weight = (request.recipe.quantizer(name) for name in (operand, "w"))
-    if codes is None or weight is None or codes.scaling != "block":
+    if codes is None or weight is None:
         return False
-    if request.device != "cuda":
-        return True
-    most, width = (GATHERED_CODES_OF_X, request.n) if operand == "x" else (GATHERED_CODES_OF_DY, request.k)
-    return codes.format == weight.format == "e4m3" and weight.square and (width or 0) <= most
+    formats = codes.format, weight.format
+    return support.gathers_codes(
+        request.op, operand, cuda=cuda, scaling=codes.scaling, formats=formats, square=weight.square, columns=columns
+    )
 
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:

@@ -71,7 +71,7 @@ def operand_spec(recipe: Recipe, operand: Operand, training: bool) -> QuantizerS
         return spec
     if operand == "dy" or not recipe.quantizes("fprop"):
         return None
-    return QuantizerSpec(**{**dict(spec), "orientation": "rowwise"})
+    return spec.with_orientation("rowwise")
 
 
 def quantize_request(

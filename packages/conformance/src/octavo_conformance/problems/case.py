@@ -63,7 +63,7 @@ class Case:
         made = {plane for row in rows for plane in row.orientations}
         if spec.orientation != "both" or len(made) != 1:
             return spec
-        return QuantizerSpec(**{**dict(spec), "orientation": made.pop()})
+        return spec.with_orientation(made.pop())
 
     @property
     def function(self) -> Any:

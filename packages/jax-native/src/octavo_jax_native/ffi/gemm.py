@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
 import jax
 from jax import Array
@@ -18,12 +19,26 @@ from octavo_jax_native.ffi.custom_call import CPU_THREADS, call, workspace_resul
 from octavo_native import support
 from octavo_native.gemms import gemm_named, names_of
 
+Side = Literal["left", "right"]
+
+_SIDES: tuple[Side, ...] = get_args(Side)
 _UNSCALED_SUMS = ("delayed", "current", "row")  # block scales are applied to promoted sums alone
 
 
 def sums_fast(recipe: Recipe, gemm: Gemm) -> bool:
     """True where the recipe leaves the promotion of FP8 sums out, and its scales allow that."""
     return recipe.kind in _UNSCALED_SUMS and gemm in getattr(recipe, "fast_accumulation", ())
+
+
+class Gathered(NamedTuple):
+    """Which operand is tokens, of which the rows are gathered, their number, and the choices of each.
+
+    side   "left" or "right"
+    """
+
+    side: Side
+    tokens: int
+    choices: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,7 @@ class GemmCall:
     rows, n, k    M, and N and K of the weight [G, N, K] that the kernels see, whichever GEMM it is
     left, right   how the operands were quantized; None: they are arrays of `dtype`
     accumulate    wgrad: the operand `out` is added to, in its own memory
+    gathered      None: all operands are rows, or weights
     ctas          most CTAs of the CUDA kernel, each of which has a multiprocessor to itself; 0: one for each
     """
 
@@ -48,6 +64,7 @@ class GemmCall:
     accumulate: bool = False
     fast_accumulation: bool = False
     ctas: int = 0
+    gathered: Gathered | None = None
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -79,7 +96,7 @@ class GemmCall:
         """The product; operands by name as in native/lib/bindings/ffi/gemm.cpp."""
         results: dict[str, jax.ShapeDtypeStruct] = {"out": array(self.out_shape, self.out_dtype)}
         results |= workspace_result(self._workspace_bytes())
-        left, right = self.left, self.right
+        left, right, of = self.left, self.right, self.gathered
         names = {} if left is None or right is None else names_of(self.gemm, left, right)
         attributes = {
             "operands": ",".join(operands),
@@ -98,6 +115,9 @@ class GemmCall:
             "n": self.n,
             "k": self.k,
             "groups": self.groups,
+            "gathered": 0 if of is None else 1 + _SIDES.index(of.side),
+            "tokens": 0 if of is None else of.tokens,
+            "each": 1 if of is None else of.choices,
             "ctas": self.ctas,
             "threads": CPU_THREADS,
         }

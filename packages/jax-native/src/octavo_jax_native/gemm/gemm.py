@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 from jax import Array
@@ -10,9 +11,22 @@ from jax import Array
 from octavo import GroupedTensorSpec
 from octavo.recipe_base import Gemm
 from octavo_jax.plugin_api import GroupedTensor, check_out, check_sizes, refusing_derivatives
+from octavo_jax_native.arrays.words import as_int64
 from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_jax_native.ffi.gemm import GemmCall
-from octavo_jax_native.gemm.operands import Arrays, GemmOperand, Wanted, call_of, checked_bias, checked_out, planes_of
+from octavo_jax_native.gemm.operands import (
+    Arrays,
+    GemmOperand,
+    Rows,
+    Wanted,
+    call_of,
+    checked_bias,
+    checked_out,
+    gathered_of,
+    order_of,
+    planes_of,
+    tokens_of,
+)
 from octavo_jax_native.quantizers.native_layout import native_plane
 from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
 
@@ -26,7 +40,7 @@ def bind_fprop(request: GemmRequest, ctas: int = 0) -> Fprop[Array, GemmOperand]
     product = _product(Wanted.of(request, ctas))
 
     def fprop(
-        x: GemmOperand,
+        x: Rows,
         w: GemmOperand,
         group_sizes: Array,
         *,
@@ -44,7 +58,7 @@ def bind_dgrad(request: GemmRequest, ctas: int = 0) -> Dgrad[Array, GemmOperand]
     """The function of a "dgrad" request, likewise."""
     product = _product(Wanted.of(request, ctas))
 
-    def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
+    def dgrad(dy: Rows, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
         check_out(out)
         return product(dy, w, group_sizes, {})
 
@@ -56,9 +70,7 @@ def bind_wgrad(request: GemmRequest, ctas: int = 0) -> Wgrad[Array, GemmOperand]
     how = Wanted.of(request, ctas)
     product = _product(how)
 
-    def wgrad(
-        x: GemmOperand, dy: GemmOperand, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False
-    ) -> Array:
+    def wgrad(x: Rows, dy: Rows, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False) -> Array:
         if accumulate != (out is not None):
             raise ValueError(
                 f"accumulate={accumulate} and out is {'not ' if out is None else ''}given; "
@@ -70,19 +82,31 @@ def bind_wgrad(request: GemmRequest, ctas: int = 0) -> Wgrad[Array, GemmOperand]
     return wgrad
 
 
-def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays], Array]:
+def _product(how: Wanted) -> Callable[[Rows, Rows, Array, Arrays], Array]:
     """The function of the left and the right operand, checked, with the traced part jitted."""
     form = how.form
 
-    def traced(left: Arrays, right: Arrays, group_sizes: Array, more: Arrays, call: GemmCall, specs: Specs) -> Array:
+    def traced(
+        left: Arrays,
+        right: Arrays,
+        group_sizes: Array,
+        order: Array | None,
+        more: Arrays,
+        call: GemmCall,
+        specs: Specs,
+    ) -> Array:
         plan = group_plan(group_sizes, call.rows)
         operands: Arrays = {}
         for name, planes, spec, direction in zip(("left", "right"), (left, right), specs, form.directions, strict=True):
             if spec is None:
                 operands[name] = _underived(planes["codes"].astype(call.dtype))
                 continue
-            for part, value in native_plane(planes, spec, direction, plan).items():
+            tokens = call.gathered is not None and name == call.gathered.side
+            read = planes if tokens else native_plane(planes, spec, direction, plan)
+            for part, value in read.items():
                 operands[name if part == "codes" else f"{name}_{part}"] = value
+        if order is not None:
+            operands["order"] = as_int64(order)
         made = call.run({**operands, "plan": plan, **{part: _underived(array) for part, array in more.items()}})
         # A loop that stacks y (a residual of a scanned layer) would otherwise have XLA run the GEMM twice on a GPU:
         # once into the stack and once for whoever reads y next. dw is only stacked, and goes straight there.
@@ -91,17 +115,19 @@ def _product(how: Wanted) -> Callable[[GemmOperand, GemmOperand, Array, Arrays],
     traced.__name__ = traced.__qualname__ = _FUNCTIONS[how.gemm]
     compiled = jax.jit(traced, static_argnames=("call", "specs"))
 
-    def run(left: GemmOperand, right: GemmOperand, group_sizes: Array, more: Arrays) -> Array:
+    def run(left: Rows, right: Rows, group_sizes: Array, more: Arrays) -> Array:
         check_sizes(group_sizes)
-        operands = zip(form.operands, form.directions, (left, right), strict=True)
+        gathered = gathered_of(how, left, right)
+        standing = tokens_of(left), tokens_of(right)
+        operands = zip(form.operands, form.directions, standing, strict=True)
         planes = [planes_of(how, *operand) for operand in operands]
-        call = call_of(how, left, right, group_sizes.shape[0])
+        call = replace(call_of(how, left, right, group_sizes.shape[0]), gathered=gathered)
         if "bias" in more:
             more = checked_bias(more, call)
         elif "out" in more:
             call = checked_out(more["out"], call)
-        specs = (_spec(left), _spec(right))
-        product: Array = compiled(*planes, group_sizes, more, call=call, specs=specs)
+        specs = (_spec(standing[0]), _spec(standing[1]))
+        product: Array = compiled(*planes, group_sizes, order_of(left, right), more, call=call, specs=specs)
         return product
 
     return run

@@ -8,17 +8,19 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from octavo import QuantizerSpec, Recipe
+from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo.formats import DType
+from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_jax.plugin_api import GroupedTensor, check_float, check_input, dtype_name
-from octavo_jax_native.arrays.checked_plane import checked_plane
-from octavo_jax_native.ffi.gemm import GemmCall, sums_fast
+from octavo_jax_native.arrays.checked_plane import checked_plane, layout_of
+from octavo_jax_native.ffi.gemm import Gathered, GemmCall, Side, sums_fast
 from octavo_native import support
-from octavo_registry.contract import WEIGHT_SHAPES, GemmForm, GemmRequest, Weight, gemm_form
+from octavo_registry.contract import WEIGHT_SHAPES, GemmForm, GemmRequest, TokenRows, Weight, gemm_form
 
 GemmOperand = GroupedTensor | Array
+Rows = GroupedTensor | Array | TokenRows[Array]
 Arrays = dict[str, Array]
 
 _SHAPES: dict[Operand, str] = {"x": "[M, K]", "dy": "[M, N]"}
@@ -75,12 +77,23 @@ def planes_of(how: Wanted, name: Operand, direction: Direction, operand: Any) ->
     return checked_plane(operand, direction, f"{name}.")
 
 
-def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> GemmCall:
-    """The static part of the call; ValueError where shapes, dtypes or transforms of the two do not go together."""
+def tokens_of(operand: Rows) -> GemmOperand:
+    """The operand as it stands: of TokenRows the tokens, or their codes."""
+    return operand.tokens if isinstance(operand, TokenRows) else operand
+
+
+def order_of(left: Rows, right: Rows) -> Array | None:
+    """The choice of each row of the operand that is tokens; None where neither is."""
+    return next((operand.order for operand in (left, right) if isinstance(operand, TokenRows)), None)
+
+
+def call_of(how: Wanted, given_left: Rows, given_right: Rows, groups: int) -> GemmCall:
+    """The static part of the call but for `gathered`; ValueError where shapes, dtypes or transforms do not fit."""
     names = how.form.operands
-    shapes = {name: _shape(operand) for name, operand in zip(names, (left, right), strict=True)}
-    of_tensors = {operand.spec.groups for operand in (left, right) if isinstance(operand, GroupedTensor)}
-    rows, n, k = _sides(how, shapes, {groups, *of_tensors})
+    shapes = {name: _shape(operand) for name, operand in zip(names, (given_left, given_right), strict=True)}
+    left, right = tokens_of(given_left), tokens_of(given_right)
+    of_rows = (operand for operand in (given_left, given_right) if isinstance(operand, GroupedTensor))
+    rows, n, k = _sides(how, shapes, {groups, *(operand.spec.groups for operand in of_rows)})
     quantizers: tuple[QuantizerSpec | None, QuantizerSpec | None] = (None, None)
     dtype: DType | None = None
     if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
@@ -108,7 +121,46 @@ def call_of(how: Wanted, left: GemmOperand, right: GemmOperand, groups: int) -> 
     )
 
 
-def _shape(operand: GemmOperand) -> tuple[int, ...]:
+def gathered_of(how: Wanted, left: Rows, right: Rows) -> Gathered | None:
+    """Which operand is tokens; ValueError for tokens of which no rows can be gathered."""
+    sides: dict[Side, Rows] = {"left": left, "right": right}
+    given = {side: operand for side, operand in sides.items() if isinstance(operand, TokenRows)}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ValueError(f"both operands of {how.gemm} are TokenRows; permute the rows of one of them")
+    ((side, rows),) = given.items()
+    name = how.form.operands[0 if side == "left" else 1]
+    if name == "w":
+        raise ValueError("w is TokenRows, which are rows of x or dy; give the weights [G, N, K]")
+    if isinstance(rows.tokens, GroupedTensor):
+        _check_codes(how, name, rows.tokens.spec)
+    return Gathered(side, _own_shape(rows.tokens)[-2], rows.position.shape[1])
+
+
+def _check_codes(how: Wanted, name: Operand, spec: GroupedTensorSpec) -> None:
+    scaling = spec.quantizer.scaling
+    if how.gemm == "wgrad" or scaling != "block":
+        raise ValueError(
+            f"{name} is tokens quantized in {scaling}, whose codes are not those of rows in {how.gemm}; quantize the "
+            "rows (`BoundQuantize.of_tokens`), or read tokens of block scaling in fprop or dgrad"
+        )
+    layout = layout_of(spec, "rowwise")
+    if layout != PLAIN or len(spec.shape) != 3 or spec.shape[0] != 1:
+        raise ValueError(
+            f"{name} is tokens {list(spec.shape)} quantized in the layout {layout}; quantize them as one matrix "
+            f"[1, T, {spec.shape[-1]}] in {PLAIN}"
+        )
+
+
+def _shape(operand: Rows) -> tuple[int, ...]:
+    """Of rows and weights; tokens have as many rows as there are choices in order."""
+    if isinstance(operand, TokenRows):
+        return operand.order.shape[0], _own_shape(operand.tokens)[-1]
+    return _own_shape(operand)
+
+
+def _own_shape(operand: GemmOperand) -> tuple[int, ...]:
     return operand.spec.shape if isinstance(operand, GroupedTensor) else tuple(operand.shape)
 
 

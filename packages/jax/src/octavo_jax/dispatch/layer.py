@@ -12,9 +12,10 @@ from jax.typing import DTypeLike
 
 import octavo_jax.dispatch.preference  # noqa: F401 (a preference is part of what JAX's caches are keyed by)
 import octavo_registry
-from octavo import HighPrecision, QuantizerSpec, Recipe
+from octavo import HighPrecision, Recipe
 from octavo.formats import DType
-from octavo.quantizer import Operand
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_jax.arrays.checks import check_text
 from octavo_jax.arrays.dtypes import dtype_name
@@ -24,7 +25,7 @@ from octavo_jax.dispatch.room import Room, check_room, leaving
 from octavo_jax.layouts.moves import Called
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
-from octavo_registry import GemmRequest, LayerPlan, QuantizePlan, Weight
+from octavo_registry import GemmRequest, LayerPlan, QuantizePlan, QuantizeRequest, Weight
 from octavo_registry.contract.weights import readers
 
 HIGH_PRECISION = HighPrecision()
@@ -151,10 +152,17 @@ class Layer:
         read = [plane for plane, gemm in planes if gemm in gemms and plane in spec.directions]
         if not read:
             return plan if self.options.recipe.stateful else None
-        if len(read) == len(spec.directions):
-            return plan
-        narrow = QuantizerSpec(**{**dict(spec), "orientation": read[0]})
-        return octavo_registry.plan(replace(plan.request, quantizer=narrow), backend=self.options.backend)
+        return plan if len(read) == len(spec.directions) else self._narrow(plan.request, read[0])
+
+    def quantizer_of_tokens(self, operand: Operand) -> QuantizePlan:
+        """The quantizer of tokens whose codes are gathered, as one matrix: along rows, in the plain layout."""
+        plan = dict(self.plan.quantizers)[f"quantize_{operand}"]
+        assert plan is not None  # a GEMM reads its codes
+        return self._narrow(replace(plan.request, layouts=(PLAIN, PLAIN), stacked=True), "rowwise")
+
+    def _narrow(self, request: QuantizeRequest, direction: Direction) -> QuantizePlan:
+        quantizer = request.quantizer.with_orientation(direction)
+        return octavo_registry.plan(replace(request, quantizer=quantizer), backend=self.options.backend)
 
 
 _known: Memo[Layer] = Memo()

@@ -23,9 +23,11 @@ from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_ama
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding.quantizers import quantize_kernel, quantize_rows
 from octavo_registry import QuantizePlan
+from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.weights import readers
 
 GemmOperand = GroupedTensor | Array
+Rows = GroupedTensor | Array | TokenRows[Array]
 
 
 class Context(NamedTuple):

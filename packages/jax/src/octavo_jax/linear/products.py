@@ -14,9 +14,13 @@ from octavo.recipe_base import Gemm
 from octavo_jax.arithmetic.gemm import group_sums
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, GemmOperand, gemm_operand, stored_weight
+from octavo_jax.linear.operands import Context, GemmOperand, Rows, gemm_operand, stored_weight
 from octavo_jax.remat.checkpoint_names import name_array
 from octavo_jax.sharding.gemms import ShardedGemm, bias_sums, kernel_product, rows_product
+from octavo_registry.contract.moves import TokenRows
+
+Values = Array | TokenRows[Array]
+"""Rows, or tokens of which a GEMM gathers them; the latter also of codes."""
 
 
 def _factor(layer: Layer, gemm: Gemm, q: GroupedTensor | None, array: Array) -> GemmOperand:
@@ -24,9 +28,18 @@ def _factor(layer: Layer, gemm: Gemm, q: GroupedTensor | None, array: Array) -> 
     return factor if isinstance(factor, GroupedTensor) else factor.astype(layer.product_dtype)
 
 
+def _rows(layer: Layer, gemm: Gemm, q: GroupedTensor | None, values: Values) -> Rows:
+    """Rows as a GEMM reads them; those that it gathers from tokens, or from their codes, are `values` in any recipe."""
+    if not isinstance(values, TokenRows):
+        return _factor(layer, gemm, q, values)
+    if isinstance(values.tokens, GroupedTensor):
+        return values
+    return values._replace(tokens=values.tokens.astype(layer.product_dtype))
+
+
 def forward_product(
     layer: Layer,
-    x: Array,
+    x: Values,
     xq: GroupedTensor | None,
     w: Array,
     wq: GroupedTensor | None,
@@ -34,8 +47,7 @@ def forward_product(
     context: Context,
 ) -> Array:
     """y [M, N], named where the layer names its output; w is `stored_weight`'s."""
-    operands = _factor(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w)
-    y = _rows_product(layer, "fprop", *operands, context, bias)
+    y = _rows_product(layer, "fprop", _rows(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w), context, bias)
     name = layer.options.output_checkpoint_name
     return y if name is None else name_array(y, name)
 
@@ -43,7 +55,7 @@ def forward_product(
 def _rows_product(
     layer: Layer,
     gemm: Literal["fprop", "dgrad"],
-    rows: GemmOperand,
+    rows: Rows,
     w: GemmOperand,
     context: Context,
     bias: Array | None = None,
@@ -59,20 +71,19 @@ def _rows_product(
     return rows_product(sharded, rows, w, context.group_sizes, bias)
 
 
-def input_gradient(layer: Layer, dy: Array, dyq: GroupedTensor | None, w: GemmOperand, context: Context) -> Array:
+def input_gradient(layer: Layer, dy: Values, dyq: GroupedTensor | None, w: GemmOperand, context: Context) -> Array:
     """dx [M, K] in x's dtype; w is `dgrad_weight`'s."""
     if not isinstance(w, GroupedTensor):
         w = stored_weight(layer, w).astype(layer.product_dtype)
-    return _rows_product(layer, "dgrad", _factor(layer, "dgrad", dyq, dy), w, context)
+    return _rows_product(layer, "dgrad", _rows(layer, "dgrad", dyq, dy), w, context)
 
 
-def kernel_gradient(layer: Layer, x: GemmOperand, dy: Array, dyq: GroupedTensor | None, context: Context) -> Array:
+def kernel_gradient(layer: Layer, x: Rows, dy: Values, dyq: GroupedTensor | None, context: Context) -> Array:
     """The kernel's gradient in its own shape and dtype; x is `wgrad_x`'s."""
     plan, placement, sizes = layer.plan.wgrad, layer.placement, context.group_sizes
     assert plan is not None
-    if not isinstance(x, GroupedTensor):
-        x = x.astype(layer.product_dtype)
-    operands = x, _factor(layer, "wgrad", dyq, dy)
+    x = x if isinstance(x, GroupedTensor) else _rows(layer, "wgrad", None, x)
+    operands = x, _rows(layer, "wgrad", dyq, dy)
     if placement is None:
         dw: Array = plan.run(*operands, sizes)
     else:

@@ -26,11 +26,20 @@ from octavo_jax.linear.computed_operands import (
     wgrad_x_if_quantized,
 )
 from octavo_jax.linear.observed import Observed
-from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
-from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
+from octavo_jax.linear.operands import (
+    Context,
+    GemmOperand,
+    Rows,
+    dgrad_weight,
+    quantize_operand,
+    stored_weight,
+    wgrad_x,
+)
+from octavo_jax.linear.products import Values, bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, merged
 from octavo_jax.scaling.seeds import second_stream
+from octavo_registry.contract.moves import TokenRows
 
 States = tuple[DelayedState, DelayedState] | None
 
@@ -76,7 +85,7 @@ class Residuals:
 
     mlp: Mlp = field(metadata={"static": True})
     norm: NormSaved | None
-    x1: GemmOperand | None
+    x1: Rows | None
     w1: GemmOperand
     y1: Array
     x2: GemmOperand | None
@@ -103,10 +112,31 @@ def _states(*histories: tuple[ScalingHistory | None, ...]) -> tuple[DelayedState
     return first, second
 
 
+class DyRead(NamedTuple):
+    """dy that GEMMs and quantizers read where a router's tokens stand; None for what is read of its rows.
+
+    codes             of the rows, and the history, as `quantize_operand` returns them
+    of_dgrad, of_wgrad   what these GEMMs gather
+    """
+
+    codes: tuple[GroupedTensor, ScalingHistory | None] | None = None
+    of_dgrad: Values | None = None
+    of_wgrad: Values | None = None
+
+
 def forward(
-    mlp: Mlp, a: Arrays, states: States, context: Context, x1: ComputedOperand | None = None
+    mlp: Mlp,
+    a: Arrays,
+    states: States,
+    context: Context,
+    x1: ComputedOperand | None = None,
+    gathered: Values | None = None,
 ) -> tuple[tuple[Array, States], Passed]:
-    """(y and the states with the forward's amaxes, what it made on the way). `x1`: fc1's x, where it is quantized."""
+    """(y and the states with the forward's amaxes, what it made on the way).
+
+    x1         fc1's x, where it is quantized
+    gathered   what fc1 multiplies in the place of x1, where it gathers rows
+    """
     fc1, fc2, norm = mlp.fc1, mlp.fc2, None
     a, context = _observed(mlp, a), Observed.of(fc1).context(context)
     s1, s2 = states or (None, None)
@@ -120,7 +150,7 @@ def forward(
         x1, norm = normalized_operand(mlp.quantize_normalized, fc1, mlp.norm, arrays, context, history_of(s1, "x"))
     wi = stored_weight(fc1, a.wi)
     w1, of_w1 = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, history_of(s1, "kernel"))
-    y1 = forward_product(fc1, x1.array, x1.q, wi, w1, a.bi, context)
+    y1 = forward_product(fc1, x1.array if gathered is None else gathered, x1.q, wi, w1, a.bi, context)
     later = second_context(context)
     activation = ActivationQuantizer(mlp.quantize_activated, mlp.activation, a.probs)
     x2 = activated_operand(activation, fc2, y1, later, history_of(s2, "x"))
@@ -175,30 +205,24 @@ def _differentiated(
     )
 
 
-def backward(
-    r: Residuals,
-    cotangents: tuple[Array, States],
-    dy_codes: tuple[GroupedTensor, ScalingHistory | None] | None = None,
-) -> tuple[Arrays, States]:
-    """Gradients, and the states with the backward's amaxes and those of calls that took the forward's.
-
-    dy_codes   dy as `quantize_operand` makes it, where it is quantized
-    """
+def backward(r: Residuals, cotangents: tuple[Array, States], read: DyRead | None = None) -> tuple[Arrays, States]:
+    """Gradients, and the states with the backward's amaxes and those of calls that took the forward's."""
     mlp, fc1, fc2 = r.mlp, r.mlp.fc1, r.mlp.fc2
     first, second, later_states = Observed.of(fc1), Observed.of(fc2), cotangents[1]
     dy, w1, w2 = second.dy(cotangents[0]), first.kernel(r.w1), second.kernel(r.w2)
     s1, s2 = r.states or (None, None)
     context = first.context(r.context)
     later = second_context(context)
-    dyq, of_dy = dy_codes or quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, history_of(s2, "grad"))
-    da = input_gradient(fc2, dy, dyq, w2, later)
+    codes, of_dgrad, of_wgrad = read or DyRead()
+    dyq, of_dy = codes or quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, history_of(s2, "grad"))
+    da = input_gradient(fc2, dy if of_dgrad is None else of_dgrad, dyq, w2, later)
     x2 = octavo_activation(r.y1, r.probs, activation=mlp.activation) if r.x2 is None else r.x2
-    dwo = kernel_gradient(fc2, x2, dy, dyq, later)
+    dwo = kernel_gradient(fc2, x2, dy if of_wgrad is None else of_wgrad, dyq, later)
     dprobs = None if r.probs is None else octavo_probs_gradient(da, r.y1, activation=mlp.activation)
     gradient = ActivationQuantizer(mlp.quantize_gradient, mlp.activation, r.probs)
     dy1, dbi = activation_gradient_operand(gradient, fc1, da, r.y1, r.bi, context, history_of(s1, "grad"))
     dx = input_gradient(fc1, dy1.array, dy1.q, w1, context)
-    x1, dgamma, dbeta = first.x(r.x1), None, None
+    x1, dgamma, dbeta = r.x1 if isinstance(r.x1, TokenRows) else first.x(r.x1), None, None
     if r.norm is not None:
         assert mlp.norm is not None
         if x1 is None:

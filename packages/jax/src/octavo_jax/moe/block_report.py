@@ -30,7 +30,7 @@ from octavo_jax.moe.expert_parallel import LACKING, chosen_way
 from octavo_jax.moe.experts import LocalExperts, composes
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
-from octavo_jax.moe.layer.tokens import reads_tokens
+from octavo_jax.moe.layer.tokens import gathers, gathers_codes, reads_tokens
 from octavo_jax.moe.local_block import Arrays, Body
 from octavo_jax.scaling.delayed_state import init_delayed
 from octavo_jax.sharding.axes import MeshAxes
@@ -193,16 +193,49 @@ def _between(mlp: Mlp) -> Iterator[tuple[str, str]]:
 
 
 def _tokens(plan: MoePlan) -> Iterator[tuple[str, str]]:
-    """What of the tokens is quantized in place, as octavo_jax.moe.layer.autograd has it."""
+    """What of the tokens is read in place, as octavo_jax.moe.layer.autograd has it."""
     keeps_all, forward, again = plan.form == "keep_all", plan.forward.fc1, plan.backward.fc1
     of_forward: tuple[Gemm, ...] = ("fprop", "wgrad") if keeps_all else ("fprop",)
-    yield "x in fprop", _read(forward, forward.plan.quantize_x, "x", of_forward)
-    kept = 'kept from forward: form is "keep_all"'
-    yield "x in wgrad", kept if keeps_all else _read(again, again.plan.quantize_x, "x", ("wgrad",))
-    if plan.on_output:
-        yield "dy", 'rows are permuted first: weights_on is "output", so the choices\' weights multiply them'
+    if gathers_codes(forward, "x", "fprop"):
+        yield "x in fprop", _gathered_codes(forward, "x", "fprop")
+    elif gathers(forward, "x", "fprop"):
+        yield "x in fprop", _gathered(forward, "fprop")
     else:
-        yield "dy", _read(plan.mlp.fc2, plan.mlp.fc2.plan.quantize_dy, "dy", ("dgrad", "wgrad"))
+        yield "x in fprop", _read(forward, forward.plan.quantize_x, "x", of_forward)
+    if gathers(again, "x", "wgrad"):
+        yield "x in wgrad", _gathered(again, "wgrad")
+    elif keeps_all:
+        yield "x in wgrad", 'kept from forward: form is "keep_all"'
+    else:
+        yield "x in wgrad", _read(again, again.plan.quantize_x, "x", ("wgrad",))
+    yield "dy", _dy(plan)
+
+
+def _dy(plan: MoePlan) -> str:
+    fc2 = plan.mlp.fc2
+    if plan.on_output:
+        return 'rows are permuted first: weights_on is "output", so the choices\' weights multiply them'
+    if gathers(fc2, "dy", "dgrad", "wgrad"):
+        return _gathered(fc2, "dgrad")
+    quantizer = fc2.plan.quantize_dy
+    if not gathers_codes(fc2, "dy", "dgrad"):
+        return _read(fc2, quantizer, "dy", ("dgrad", "wgrad"))
+    return f"{_gathered_codes(fc2, 'dy', 'dgrad')}; for wgrad {_read(fc2, quantizer, 'dy', ('wgrad',))}"
+
+
+def _gathered(layer: Layer, gemm: Gemm) -> str:
+    return f"{_backend(layer, gemm)} reads the tokens in its product"
+
+
+def _gathered_codes(layer: Layer, operand: Operand, gemm: Gemm) -> str:
+    once = layer.quantizer_of_tokens(operand)
+    return f"{once.backend} quantizes each token once, and {_backend(layer, gemm)} reads its codes in {gemm}"
+
+
+def _backend(layer: Layer, gemm: Gemm) -> str:
+    plan = dict(layer.plan.gemms)[gemm]
+    assert plan is not None  # of a product that is computed
+    return plan.backend
 
 
 def _read(layer: Layer, quantizer: QuantizePlan | None, operand: Operand, gemms: tuple[Gemm, ...]) -> str:

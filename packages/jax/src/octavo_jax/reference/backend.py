@@ -24,6 +24,7 @@ from octavo_jax.scaling.seeds import seed_words
 from octavo_registry.contract.backend import AnyBound, Backend, Refused
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
+from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, Dequantize, Quantize
 from octavo_registry.contract.request import (
     AnyRequest,
@@ -36,6 +37,7 @@ from octavo_registry.contract.request import (
 )
 
 GemmOperand = GroupedTensor | Array
+Rows = GroupedTensor | Array | TokenRows[Array]
 
 
 def _named(function: Callable[..., Any], name: str, **options: Any) -> Callable[..., Any]:
@@ -70,14 +72,18 @@ def bind_quantize(spec: QuantizerSpec) -> Quantize[Array, GroupedTensor]:
     return run
 
 
-def _values(operand: GemmOperand, direction: Direction) -> Array:
+def _values(operand: Rows, direction: Direction) -> Array:
     """fp32 values of a GEMM operand."""
+    if isinstance(operand, TokenRows):
+        values = _values(operand.tokens, direction)
+        tokens = values.reshape(-1, values.shape[-1])  # codes of tokens are of one matrix
+        return tokens.at[operand.order // operand.position.shape[1]].get(mode="clip")
     if isinstance(operand, GroupedTensor):
         return dequantize(operand, direction)
     return operand
 
 
-def _in_hadamard_domain(operand: GemmOperand) -> bool:
+def _in_hadamard_domain(operand: Rows) -> bool:
     return isinstance(operand, GroupedTensor) and operand.spec.row_alignment > 1
 
 
@@ -86,7 +92,7 @@ def _bind_fprop(out_dtype: Any, weight: Weight) -> Fprop[Array, GemmOperand]:
     contract = 2 if weight == "nk" else 1
 
     def octavo_gemm_fprop(
-        x: GemmOperand, w: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
+        x: Rows, w: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
     ) -> Array:
         y = gemm.rows_times_matrices(_values(x, "rowwise"), _values(w, plane), group_sizes, contract=contract)
         if bias is not None:
@@ -96,7 +102,7 @@ def _bind_fprop(out_dtype: Any, weight: Weight) -> Fprop[Array, GemmOperand]:
     compiled = _named(octavo_gemm_fprop, "octavo_gemm_fprop")
 
     def run(
-        x: GemmOperand,
+        x: Rows,
         w: GemmOperand,
         group_sizes: Array,
         *,
@@ -115,13 +121,13 @@ def _bind_dgrad(out_dtype: Any, weight: Weight) -> Dgrad[Array, GemmOperand]:
     plane: Direction = "columnwise" if weight == "nk" else "rowwise"
     contract = 1 if weight == "nk" else 2
 
-    def octavo_gemm_dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array) -> Array:
+    def octavo_gemm_dgrad(dy: Rows, w: GemmOperand, group_sizes: Array) -> Array:
         dx = gemm.rows_times_matrices(_values(dy, "rowwise"), _values(w, plane), group_sizes, contract=contract)
         return dx.astype(out_dtype)
 
     compiled = _named(octavo_gemm_dgrad, "octavo_gemm_dgrad")
 
-    def run(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
+    def run(dy: Rows, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
         _no_out(out)
         dx: Array = compiled(_gemm_plane(dy, "rowwise"), _gemm_plane(w, plane), group_sizes)
         return dx
@@ -130,7 +136,7 @@ def _bind_dgrad(out_dtype: Any, weight: Weight) -> Dgrad[Array, GemmOperand]:
 
 
 def _bind_wgrad(out_dtype: Any, weight: Weight) -> Wgrad[Array, GemmOperand]:
-    def octavo_wgrad(x: GemmOperand, dy: GemmOperand, group_sizes: Array, accumulator: Array | None) -> Array:
+    def octavo_wgrad(x: Rows, dy: Rows, group_sizes: Array, accumulator: Array | None) -> Array:
         sizes = group_sizes
         if _in_hadamard_domain(x) != _in_hadamard_domain(dy):
             raise ValueError("one operand of wgrad is in the Hadamard domain and the other is not; quantize both alike")
@@ -146,9 +152,7 @@ def _bind_wgrad(out_dtype: Any, weight: Weight) -> Wgrad[Array, GemmOperand]:
 
     compiled = _named(octavo_wgrad, "octavo_wgrad")
 
-    def run(
-        x: GemmOperand, dy: GemmOperand, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False
-    ) -> Array:
+    def run(x: Rows, dy: Rows, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False) -> Array:
         if accumulate != (out is not None):
             raise ValueError(
                 f"accumulate={accumulate} and out is {'not ' if out is None else ''}given; "
@@ -160,8 +164,10 @@ def _bind_wgrad(out_dtype: Any, weight: Weight) -> Wgrad[Array, GemmOperand]:
     return run
 
 
-def _gemm_plane(operand: GemmOperand, direction: Direction) -> GemmOperand:
+def _gemm_plane(operand: Rows, direction: Direction) -> Rows:
     """The operand without the plane that this GEMM does not read."""
+    if isinstance(operand, TokenRows):
+        return operand._replace(tokens=_gemm_plane(operand.tokens, direction))
     if not isinstance(operand, GroupedTensor):
         return operand
     payload, scale, second = operand.plane(direction)
@@ -210,7 +216,15 @@ class ReferenceBackend(Backend):
 def _bind_gemm(request: GemmRequest) -> AnyBound:
     dtype, note = jnp.dtype(request.out_dtype), "fp32 products of dequantized operands"
     if request.op == "fprop":
-        return BoundFprop(_bind_fprop(dtype, request.weight), note=note)
+        return BoundFprop(_bind_fprop(dtype, request.weight), note=note, takes_tokens=_takes_tokens(request, "x"))
     if request.op == "dgrad":
-        return BoundDgrad(_bind_dgrad(dtype, request.weight), note=note)
-    return BoundWgrad(_bind_wgrad(dtype, request.weight), note=note)
+        return BoundDgrad(_bind_dgrad(dtype, request.weight), note=note, takes_tokens=_takes_tokens(request, "dy"))
+    return BoundWgrad(_bind_wgrad(dtype, request.weight), note=note, takes_tokens=_takes_tokens(request, "x", "dy"))
+
+
+def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
+    """Those that are values, or codes along rows each of which depends on its row alone."""
+    if not request.recipe.quantizes(request.op):
+        return operands
+    specs = {operand: request.recipe.quantizer(operand) for operand in operands if request.op != "wgrad"}
+    return tuple(operand for operand, spec in specs.items() if spec is not None and spec.independent_rows)

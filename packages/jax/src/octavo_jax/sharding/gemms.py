@@ -24,12 +24,16 @@ from octavo_jax.sharding.manual import summed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.route import run
 from octavo_registry import Weight
+from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.weights import readers
 
 GemmOperand = GroupedTensor | Array
+Rows = GroupedTensor | Array | TokenRows[Array]
 
 
-def _rows_specs(placement: Placement, rows: GemmOperand, column: Letter) -> Any:
+def _rows_specs(placement: Placement, rows: Rows, column: Letter) -> Any:
+    if isinstance(rows, TokenRows):
+        return specs.WHOLE  # a device's own (`owns_rows`), which are not cut
     if isinstance(rows, GroupedTensor):
         return specs.quantized_rows(placement, rows, column)
     return specs.rows(placement, column)
@@ -39,6 +43,10 @@ def _kernel_specs(placement: Placement, w: GemmOperand, weight: Weight) -> Any:
     if isinstance(w, GroupedTensor):
         return specs.quantized_kernel(placement, w, weight)
     return specs.kernel(placement, weight)
+
+
+def _on_shard(placement: Placement, rows: Rows, column: Letter) -> Rows:
+    return rows if isinstance(rows, TokenRows) else planes.on_shard(placement, rows, ("m", column))
 
 
 def _whole_kernel(placement: Placement, w: GemmOperand, direction: Direction, weight: Weight, experts: int) -> Any:
@@ -68,18 +76,16 @@ class ShardedGemm(NamedTuple):
     out_dtype: Any
 
 
-def rows_product(
-    how: ShardedGemm, rows: GemmOperand, w: GemmOperand, group_sizes: Array, bias: Array | None = None
-) -> Array:
+def rows_product(how: ShardedGemm, rows: Rows, w: GemmOperand, group_sizes: Array, bias: Array | None = None) -> Array:
     """y of "fprop" or dx of "dgrad", [*B, M, C], from the rows [*B, M, K], the kernel, and bias [E * G, N]."""
     placement, gemm, product, weight, out_dtype = how
     direction: Direction = "rowwise" if readers("w", weight)[0] == gemm else "columnwise"
     contracted: Letter = "i" if gemm == "fprop" else "o"
     remaining: Letter = "o" if gemm == "fprop" else "i"
 
-    def local(rows: GemmOperand, w: GemmOperand, sizes: Array, bias: Array | None) -> Array:
+    def local(rows: Rows, w: GemmOperand, sizes: Array, bias: Array | None) -> Array:
         partial = placement.auto(placement.several(contracted))
-        blocks, rows = Blocks.of(placement, sizes), planes.on_shard(placement, rows, ("m", contracted))
+        blocks, rows = Blocks.of(placement, sizes), _on_shard(placement, rows, contracted)
         whole = _whole_kernel(placement, w, direction, weight, blocks.experts)
         biases = None if bias is None else bias.reshape(blocks.experts, -1, bias.shape[-1])
         outs = []
@@ -104,14 +110,14 @@ def rows_product(
     return result
 
 
-def kernel_product(how: ShardedGemm, x: GemmOperand, dy: GemmOperand, group_sizes: Array) -> Array:
+def kernel_product(how: ShardedGemm, x: Rows, dy: Rows, group_sizes: Array) -> Array:
     """dw with the axes of the kernel, from "wgrad" of each block."""
     placement, _, product, weight, out_dtype = how
     axis = ("g", *specs.sides(weight)).index(placement.gathered_letter)
 
-    def local(x: GemmOperand, dy: GemmOperand, sizes: Array) -> Array:
+    def local(x: Rows, dy: Rows, sizes: Array) -> Array:
         blocks, totals = Blocks.of(placement, sizes), list[Array]()
-        x, dy = planes.on_shard(placement, x, ("m", "i")), planes.on_shard(placement, dy, ("m", "o"))
+        x, dy = _on_shard(placement, x, "i"), _on_shard(placement, dy, "o")
         for block in blocks:
             operands = blocks.take(x, block), blocks.take(dy, block), blocks.take(sizes, block)
             if block.f == 0:

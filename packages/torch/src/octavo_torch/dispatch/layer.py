@@ -10,10 +10,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 import octavo_registry as registry
-from octavo import QuantizerSpec, Recipe
+from octavo import Recipe
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction, Operand
+from octavo.quantizer import Direction, Operand, Orientation
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
@@ -374,15 +374,15 @@ class Layer:
         if plan is None or not (row or column):
             return None
         spec = plan.request.quantizer
-        orientation = "both" if row and column else "rowwise" if row else "columnwise"
+        orientation: Orientation = "both" if row and column else "rowwise" if row else "columnwise"
         if spec.orientation == orientation:
             return plan
         return self._narrow(plan.request, orientation)
 
-    def _narrow(self, request: QuantizeRequest, orientation: str) -> QuantizePlan:
+    def _narrow(self, request: QuantizeRequest, orientation: Orientation) -> QuantizePlan:
         """The plan of the request for these planes alone."""
-        narrow = QuantizerSpec(**{**dict(request.quantizer), "orientation": orientation})
-        return registry.plan(replace(request, quantizer=narrow), backend=self.backend)
+        quantizer = request.quantizer.with_orientation(orientation)
+        return registry.plan(replace(request, quantizer=quantizer), backend=self.backend)
 
 
 def _planned(request: GemmRequest, backend: BackendNames, wgrad_dtype: DType) -> LayerPlan:

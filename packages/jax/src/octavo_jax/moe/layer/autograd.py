@@ -26,13 +26,12 @@ from octavo_jax.moe.layer.forms import keep_rows
 from octavo_jax.moe.layer.kept import Kept, Places, alone, kept_kernel
 from octavo_jax.moe.layer.made_again import MadeAgain
 from octavo_jax.moe.layer.plan import MoePlan
-from octavo_jax.moe.layer.tokens import Tokens, quantize_tokens, reads_tokens
+from octavo_jax.moe.layer.tokens import Tokens, gathered_rows, gathers, quantize_tokens, reads_tokens
 from octavo_jax.moe.permutation import (
     Saved,
     row_of,
     rows_gradient,
     sum_of_choices,
-    token_rows,
     weighted_gradients,
     weighted_sum,
     weights_by_row,
@@ -56,11 +55,13 @@ def _forward(
     plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
 ) -> tuple[tuple[Array, States], Passed, Array]:
     """((y, states), what the experts made on the way, their results)."""
-    rows = token_rows(a.x, *places)
+    tokens = Tokens(a.x, *places)
+    rows = tokens.rows()
     probs = None if plan.on_output else weights_by_row(a.weights, places.order)
     arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs)
-    x1 = _x_of_tokens(plan, rows, Tokens(a.x, *places), states, context)
-    (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context, x1)
+    x1 = _x_of_tokens(plan, rows, tokens, states, context)
+    gathered = gathered_rows(plan.forward.fc1, "x", "fprop", tokens, context)
+    (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context, x1, gathered)
     end = end_of(context.group_sizes)
     if plan.on_output:
         y = weighted_sum(results, a.weights, places.position, end, dtype=plan.out_dtype)
@@ -93,6 +94,7 @@ def kept_by(
     plan = plan.trained()
     result, passed, results = _forward(plan, a, places, states, context)
     fc1, fc2, keeps_all, recomputes = plan.mlp.fc1, plan.mlp.fc2, plan.form == "keep_all", plan.form == "recompute"
+    keeps_rows = keeps_all and not gathers(fc1, "x", "wgrad")
     h: GemmOperand = passed.y1
     if plan.form == "lean":
         codes = keep_rows(passed.y1, context.group_sizes, fc1.options.backend)
@@ -100,8 +102,8 @@ def kept_by(
     return result, Kept(
         plan=plan,
         again=(plan.forward, plan.backward),
-        x=None if keeps_all else a.x,
-        x1=alone(wgrad_x(fc1, passed.x1.array, passed.x1.q)) if keeps_all else None,
+        x=None if keeps_rows else a.x,
+        x1=alone(wgrad_x(fc1, passed.x1.array, passed.x1.q)) if keeps_rows else None,
         x2=alone(wgrad_x_if_quantized(fc2, passed.x2)) if keeps_all else None,
         h=None if recomputes else h,
         results=None if recomputes or not plan.on_output else results,
@@ -125,13 +127,13 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
     (order, position), end = kept.places, end_of(kept.context.group_sizes)
     made = MadeAgain(kept)
     saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), made.results, kept.weights)
-    dy_codes = None
+    read = None
     if plan.on_output:
         drows, dweights = weighted_gradients(saved, dy)
     else:
         drows, dweights = rows_gradient(saved, dy), None
-        dy_codes = made.dy_codes(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position))
-    gradients, states = mlp_autograd.backward(made.residuals(), (drows, later), dy_codes)
+        read = made.dy_read(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position))
+    gradients, states = mlp_autograd.backward(made.residuals(), (drows, later), read)
     if dweights is None:
         assert gradients.probs is not None
         dweights = row_of(gradients.probs, position, end)

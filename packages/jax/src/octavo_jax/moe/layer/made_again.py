@@ -10,14 +10,13 @@ from octavo.recipe_base import Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.computed_operands import ActivationQuantizer, activated_operand, wgrad_x_if_quantized
-from octavo_jax.linear.operands import GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
-from octavo_jax.linear.products import forward_product
-from octavo_jax.mlp.autograd import Residuals, history_of, second_context
+from octavo_jax.linear.operands import GemmOperand, Rows, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.products import Values, forward_product
+from octavo_jax.mlp.autograd import DyRead, Residuals, history_of, second_context
 from octavo_jax.moe.layer.forms import kept_rows
 from octavo_jax.moe.layer.kept import Kept, KeptKernel, plane_of
-from octavo_jax.moe.layer.tokens import Tokens, quantize_tokens, reads_tokens
-from octavo_jax.moe.permutation import token_rows, weights_by_row
-from octavo_jax.scaling.delayed_state import ScalingHistory
+from octavo_jax.moe.layer.tokens import Tokens, gathered_codes, gathered_rows, gathers, quantize_tokens, reads_tokens
+from octavo_jax.moe.permutation import weights_by_row
 
 
 class MadeAgain:
@@ -60,25 +59,32 @@ class MadeAgain:
             return kept_rows(kept.h, self._context.group_sizes, fc1.y_dtype, fc1.options.backend)
         if kept.h is not None:
             return kept.h
+        assert self._tokens is not None
+        gathered = gathered_rows(fc1, "x", "fprop", self._tokens, self._context)
         rows, codes = self._quantized_x(fc1, "fprop")
-        return self._product(0, rows, codes, kept.wi, kept.bi)
+        return self._product(0, rows if gathered is None else gathered, codes, kept.wi, kept.bi)
 
     def _quantized_x(self, fc1: Layer, gemm: Gemm) -> tuple[Array, GroupedTensor | None]:
         """x by row, and its codes where this GEMM reads them."""
         assert self._tokens is not None
-        rows = token_rows(*self._tokens)
+        rows = self._tokens.rows()
         quantize, history = fc1.plan.quantize_x, history_of(self._states[0], "x")
         if reads_tokens(fc1, quantize, "x", (gemm,)):
             return rows, quantize_tokens(quantize, fc1, self._tokens, "x", self._context, history)[0]
         return rows, quantize_operand(quantize, fc1, rows, "x", self._context, history)[0]
 
-    def dy_codes(self, dy: Tokens) -> tuple[GroupedTensor, ScalingHistory | None] | None:
-        """The gradient of the experts' results, quantized from that of the tokens; None where rows are needed."""
+    def dy_read(self, dy: Tokens) -> DyRead:
+        """The gradient of the experts' results, quantized or multiplied where that of the tokens stands."""
         fc2 = self._kept.plan.mlp.fc2
         quantize = fc2.plan.quantize_dy
+        if gathers(fc2, "dy", "dgrad", "wgrad"):
+            rows = dy.gathered(dy.x, self._later)
+            return DyRead(None, rows, rows)
+        of_dgrad = gathered_codes(fc2, "dy", "dgrad", dy, self._later)
         if not reads_tokens(fc2, quantize, "dy", ("dgrad", "wgrad")):
-            return None
-        return quantize_tokens(quantize, fc2, dy, "dy", self._later, history_of(self._states[1], "grad"))
+            return DyRead(None, of_dgrad)
+        codes = quantize_tokens(quantize, fc2, dy, "dy", self._later, history_of(self._states[1], "grad"))
+        return DyRead(codes, of_dgrad)
 
     def _results(self) -> Array:
         kept, mlp = self._kept, self._kept.again[0]
@@ -87,24 +93,28 @@ class MadeAgain:
         return self._product(1, x2.array, x2.q, kept.wo, kept.bo)
 
     def _product(
-        self, number: int, x: Array, codes: GroupedTensor | None, kernel: KeptKernel, bias: Array | None
+        self, number: int, x: Values, codes: GroupedTensor | None, kernel: KeptKernel, bias: Array | None
     ) -> Array:
         """fprop of fc1 (0) or fc2 (1), once more."""
         mlp, context = self._kept.again[0], (self._context, self._later)[number]
         layer = (mlp.fc1, mlp.fc2)[number]
         # Where the product reads codes alone, nobody looks at the array.
-        w = x if kernel.array is None else stored_weight(layer, kernel.array)
+        w = self._kept.weights if kernel.array is None else stored_weight(layer, kernel.array)
         wq = kernel.codes
         if wq is None:
             history = history_of(self._states[number], "kernel")
             wq, _ = quantize_operand(layer.plan.quantize_w, layer, w, "w", context, history)
         return forward_product(layer, x, codes, w, wq, bias, context)
 
-    def _x1(self) -> GemmOperand:
+    def _x1(self) -> Rows:
         kept = self._kept
         if kept.x1 is not None:
             return self._sized(kept.x1)
         fc1 = kept.again[1].fc1
+        assert self._tokens is not None
+        gathered = gathered_rows(fc1, "x", "wgrad", self._tokens, self._context)
+        if gathered is not None:
+            return gathered
         return wgrad_x(fc1, *self._quantized_x(fc1, "wgrad"))
 
     def _x2(self) -> GemmOperand | None:

@@ -1,4 +1,4 @@
-"""Rows of a router's choices, quantized from the tokens: no program writes or reads the rows themselves."""
+"""Rows of a router's choices, quantized or multiplied where the tokens stand: no program writes the rows themselves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, named
+from octavo_jax.moe.permutation import token_rows
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, record_amax
 from octavo_jax.sharding.quantizers import owns_rows, quantize_own_rows
 from octavo_registry import QuantizePlan
+from octavo_registry.contract.moves import TokenRows
 
 
 class Tokens(NamedTuple):
@@ -26,17 +28,56 @@ class Tokens(NamedTuple):
     order: Array
     position: Array
 
+    def rows(self) -> Array:
+        """The rows, for whoever reads them."""
+        return token_rows(*self)
+
+    def gathered(self, operand: Array | GroupedTensor, context: Context) -> TokenRows[Array]:
+        """Rows of `operand`, which is x or its codes, for a GEMM that gathers them."""
+        return TokenRows(operand, self.order, self.position, self.position < end_of(context.group_sizes))
+
 
 def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read: tuple[Gemm, ...]) -> bool:
     """Whether `plan` makes the operand's codes from tokens, and of these GEMMs none reads the rows.
 
     On a mesh the rows have to be a device's own, as inside the caller's shard_map.
     """
-    if plan is None or plan.bound.of_tokens is None:
-        return False
-    if layer.placement is not None and not owns_rows(layer.placement, "i" if operand == "x" else "o"):
+    if plan is None or plan.bound.of_tokens is None or not _has_rows(layer, operand):
         return False
     return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in read)
+
+
+def gathers(layer: Layer, operand: Operand, *gemms: Gemm) -> bool:
+    """Whether these GEMMs multiply the operand, in high precision, where the tokens stand."""
+    return _has_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
+
+
+def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
+    """Whether this GEMM multiplies codes of the operand's tokens, each quantized once, where these stand."""
+    return _has_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
+
+
+def _has_rows(layer: Layer, operand: Operand) -> bool:
+    return layer.placement is None or owns_rows(layer.placement, "i" if operand == "x" else "o")
+
+
+def gathered_rows(
+    layer: Layer, operand: Operand, gemm: Gemm, tokens: Tokens, context: Context
+) -> TokenRows[Array] | None:
+    """What this GEMM reads of tokens in the place of rows; None where it reads rows."""
+    if gathers(layer, operand, gemm):
+        return tokens.gathered(tokens.x, context)
+    return gathered_codes(layer, operand, gemm, tokens, context)
+
+
+def gathered_codes(
+    layer: Layer, operand: Operand, gemm: Gemm, tokens: Tokens, context: Context
+) -> TokenRows[Array] | None:
+    """The same of a GEMM that reads codes; None where it reads rows, or values."""
+    if not gathers_codes(layer, operand, gemm) or tokens.x.shape[0] == 0:  # of no rows quantizers make no matrix
+        return None
+    codes = layer.quantizer_of_tokens(operand).run(undifferentiated(tokens.x)[None], operand=operand)
+    return tokens.gathered(named(layer, codes, operand), context)
 
 
 def quantize_tokens(

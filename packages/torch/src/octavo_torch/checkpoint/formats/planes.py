@@ -73,7 +73,7 @@ class Planes:
             if spec.shares_codes or spec.orientation == "rowwise":
                 return []
         values = blocks.values()[None]
-        rest = spec if isinstance(direct, str) else spec.model_copy(update={"orientation": "columnwise"})
+        rest = spec if isinstance(direct, str) else spec.with_orientation("columnwise")
         quantized = quantize(values, rest, operand="w")
         misfits = []
         for direction in map(direction_name, plane_names(rest)[0]):

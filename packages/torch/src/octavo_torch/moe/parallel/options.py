@@ -131,4 +131,4 @@ def payload_spec(recipe: Recipe, operand: Operand) -> QuantizerSpec:
             f"payload is {recipe.kind!r}, whose {operand} has no scales of single rows; give RowScaling, BlockScaling "
             "or MXFP8 with every GEMM quantized, or None to send the rows as they are"
         )
-    return spec.model_copy(update={"orientation": "rowwise"})
+    return spec.with_orientation("rowwise")
