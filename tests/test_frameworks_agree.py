@@ -115,7 +115,8 @@ def test_every_framework_chooses_the_same_experts(name: str, rng: np.random.Gene
 
 
 def test_lean_moe_layers_agree(rng: np.random.Generator) -> None:
-    """y and all gradients of the lean form, whose kept rows decide the last digits of E4M3: one form, one definition.
+    """y and all gradients of the lean form, whose kept rows decide the last digits of E4M3: one form, one definition,
+    with biases, of which the choices' weights multiply the second.
 
     x and the first weights are small integers, so that fc1's result is exact and its codes are the same bits. What
     follows are float32 sums in each framework's own order: three in a row, of 48 terms or fewer, which differ by
@@ -126,19 +127,22 @@ def test_lean_moe_layers_agree(rng: np.random.Generator) -> None:
     x, w1 = rng.integers(-4, 5, (tokens, width)), rng.integers(-4, 5, (experts, 2 * hidden, width)) / 16
     w2, dy = rng.standard_normal((experts, width, hidden)), rng.standard_normal((tokens, width))
     weights = rng.random((tokens, k))
+    biases = rng.integers(-4, 5, (experts, 2 * hidden)) / 16, rng.standard_normal((experts, width))
     choices = np.stack([rng.permutation(experts)[:k] for _ in range(tokens)])
-    given = [np.asarray(one, np.float32) for one in (x, w1, w2, weights)]
+    given = [np.asarray(one, np.float32) for one in (x, w1, w2, weights, *biases)]
 
     leaves = [torch.from_numpy(one).requires_grad_() for one in given]
     y = octavo_torch.moe_mlp(
-        leaves[0], torch.from_numpy(choices), leaves[3], leaves[1], leaves[2], recipe=None, form="lean"
-    )
+        leaves[0], torch.from_numpy(choices), leaves[3], leaves[1], leaves[2], bias1=leaves[4], bias2=leaves[5],
+        recipe=None, form="lean",
+    )  # fmt: skip
     in_torch = [y.detach(), *torch.autograd.grad(y, leaves, torch.from_numpy(dy).float())]
 
-    def layer(x: Any, w1: Any, w2: Any, weights: Any) -> Any:
+    def layer(x: Any, w1: Any, w2: Any, weights: Any, bi: Any, bo: Any) -> Any:
         routing = octavo_jax.moe.arrange(jnp.asarray(choices), weights, experts)
         kernels = jnp.swapaxes(w1, 1, 2), jnp.swapaxes(w2, 1, 2)
-        return octavo_jax.moe.routed_mlp(x, routing, *kernels, recipe=None, weights_on="activation", form="lean")
+        how: dict[str, Any] = {"weights_on": "activation", "form": "lean", "recipe": None}
+        return octavo_jax.moe.routed_mlp(x, routing, *kernels, bi=bi, bo=bo, **how)
 
     result, pull = jax.vjp(layer, *given)
     in_jax = [result, *pull(jnp.asarray(dy, jnp.float32))]

@@ -43,7 +43,7 @@ Given = dict[str, Any]
 
 def _given(rng: np.random.Generator, rows: int | None = None) -> tuple[Given, Any]:
     """x, weights and kernels, and the routing: some choices are nobody's, and the last expert gets none."""
-    shapes = {"x": (T, K), "wi": (G, K, 2 * F), "wo": (G, F, N)}
+    shapes = {"x": (T, K), "wi": (G, K, 2 * F), "wo": (G, F, N), "bi": (G, 2 * F), "bo": (G, N)}
     given = {name: jnp.asarray(rng.standard_normal(shape) / 6, jnp.bfloat16) for name, shape in shapes.items()}
     chosen = np.stack([rng.permutation(G - 1)[:C] for _ in range(T)])
     chosen[rng.random(chosen.shape) < 0.2] = -1
@@ -52,8 +52,8 @@ def _given(rng: np.random.Generator, rows: int | None = None) -> tuple[Given, An
 
 def _layer(given: Given, state: Any, chosen: Any, weights_on: Any, **how: Any) -> Any:
     routing = moe.arrange(chosen, given["weights"], G)
-    kernels = given["wi"], given["wo"]
-    return moe.routed_mlp(given["x"], routing, *kernels, state=state, weights_on=weights_on, **how)
+    experts = {name: given[name] for name in ("wi", "wo", "bi", "bo")}
+    return moe.routed_mlp(given["x"], routing, **experts, state=state, weights_on=weights_on, **how)
 
 
 def _in_parts(given: Given, state: Any, chosen: Any, weights_on: Any, **how: Any) -> Any:
@@ -61,8 +61,10 @@ def _in_parts(given: Given, state: Any, chosen: Any, weights_on: Any, **how: Any
     routing = moe.arrange(chosen, given["weights"], G)
     probs = None if weights_on == "output" else moe.row_weights(routing)
     rows = moe.permute(given["x"], routing)
-    how = {"group_sizes": routing.group_sizes, "probs": probs, "state": state, **how}
-    result = octavo_jax.grouped_mlp(rows, given["wi"], given["wo"], **how)
+    how = {"group_sizes": routing.group_sizes, "probs": probs, "bo_scales": probs, "state": state, **how}
+    result = octavo_jax.grouped_mlp(
+        rows, *(given[name] for name in ("wi", "wo")), bi=given["bi"], bo=given["bo"], **how
+    )
     rows, *later = result if state is not None else (result,)
     y = moe.combine(rows, routing, weighted=probs is None, preferred_element_type=given["x"].dtype)
     return (y, *later) if later else y
@@ -151,8 +153,8 @@ def test_a_device_of_a_mesh_reads_its_tokens(
         weights = given.pop("weights")
 
         def layer(given: Given, state: Any) -> Any:
-            routing, kernels = moe.arrange(mine, weights, here), (given["wi"], given["wo"])
-            result = moe.routed_mlp(given["x"], routing, *kernels, state=state, sharding=roles, **how)
+            routing = moe.arrange(mine, weights, here)
+            result = moe.routed_mlp(routing=routing, **given, state=state, sharding=roles, **how)
             return result if state is not None else (result, None)
 
         (y, later), pull = jax.vjp(layer, given, state)
@@ -160,7 +162,8 @@ def test_a_device_of_a_mesh_reads_its_tokens(
 
     def on_mesh() -> list[Any]:
         mesh = jax.make_mesh((2, 2), ("dp", "ep"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-        places = {"x": P("dp"), "weights": P("dp"), "wi": P("ep"), "wo": P("ep")}, P("dp"), P("dp")
+        lie = {name: P("dp") if name in ("x", "weights") else P("ep") for name in given}
+        places = lie, P("dp"), P("dp")
         mapped = jax.shard_map(step, mesh=mesh, in_specs=places, out_specs=each, check_vma=False)
         return jax.tree.leaves(jax.jit(mapped)(given, chosen, dy))
 

@@ -24,7 +24,7 @@ M, K, F, N, G = 48, 32, 48, 32, 3
 SIZES = np.array([20, 0, 17], np.int32)
 USED = int(SIZES.sum())
 REFERENCE: dict[str, Any] = {"backend": "jax-reference"}
-NAMES = ("x", "wi", "wo", "bi", "bo", "probs")
+NAMES = ("x", "wi", "wo", "bi", "bo", "probs", "bo_scales")
 
 
 def _arrays(rng: np.random.Generator, dtype: Any) -> dict[str, np.ndarray]:
@@ -40,9 +40,10 @@ def _arrays(rng: np.random.Generator, dtype: Any) -> dict[str, np.ndarray]:
         "bi": draw(G, 2 * F),
         "bo": draw(G, N),
         "probs": rng.random(M).astype(np.float32),
+        "bo_scales": rng.standard_normal(M).astype(np.float32),
         "dy": draw(M, N),
     }
-    for name in ("x", "probs", "dy"):
+    for name in ("x", "probs", "bo_scales", "dy"):
         arrays[name][USED:] = np.nan
     return arrays
 
@@ -71,14 +72,14 @@ def _exact(a: dict[str, np.ndarray], *, terms: bool = False) -> dict[str, np.nda
         s = 1 / (1 + np.exp(-gate))
         # with terms: silu(|x|) is at most |x|, and so is the rest of its slope at most 1.1
         value, slope = (gate, np.full_like(gate, 1.1)) if terms else (gate * s, s * (1 + gate * (1 - s)))
-        p = w["probs"][rows, None]
-        out["y"][rows] = (value * up * p) @ w["wo"][g] + w["bo"][g]
+        p, scales = w["probs"][rows, None], w["bo_scales"][rows, None]
+        out["y"][rows] = (value * up * p) @ w["wo"][g] + scales * w["bo"][g]
         dy = w["dy"][rows]
         da = dy @ w["wo"][g].T
         dy1 = np.concatenate([da * p * slope * up, da * p * value], 1)
         out["x"][rows], out["wi"][g], out["bi"][g] = dy1 @ w["wi"][g].T, w["x"][rows].T @ dy1, dy1.sum(0)
-        out["wo"][g], out["bo"][g] = (value * up * p).T @ dy, dy.sum(0)
-        out["probs"][rows] = (da * value * up).sum(1)
+        out["wo"][g], out["bo"][g] = (value * up * p).T @ dy, (scales * dy).sum(0)
+        out["probs"][rows], out["bo_scales"][rows] = (da * value * up).sum(1), dy @ w["bo"][g]
     return out
 
 
@@ -91,7 +92,7 @@ def test_gradients_against_float64(rng: np.random.Generator) -> None:
     share = 4 * 4 * math.sqrt(K + F + M) * 2.0**-24
     for name, actual in {"y": y, **gradients}.items():
         assert np.all(np.abs(actual - exact[name]) <= share * terms[name]), name
-    for name, rows in {"y": y, "x": gradients["x"], "probs": gradients["probs"]}.items():
+    for name, rows in {"y": y, **{name: gradients[name] for name in ("x", "probs", "bo_scales")}}.items():
         assert not np.asarray(rows[USED:]).any(), name
     for name in ("wi", "wo", "bi", "bo"):
         assert not np.asarray(gradients[name][1]).any(), name
@@ -121,7 +122,8 @@ def test_the_bits_of_the_unfused_functions(kind: str, rng: np.random.Generator) 
     def fused(x: Any, wi: Any, wo: Any, **rest: Any) -> Any:
         return grouped_mlp(x, wi, wo, SIZES, recipe=recipe, seed=seeds[0], **REFERENCE, **rest)
 
-    _assert_same(_both(fused, a), _both(unfused, a))
+    names = tuple(name for name in NAMES if name != "bo_scales")  # which grouped_dense does not take
+    _assert_same(_both(fused, a, names), _both(unfused, a, names))
 
 
 def test_bytes_that_the_backward_pass_keeps() -> None:
@@ -232,6 +234,12 @@ STATE = octavo_jax.init_delayed(octavo.DelayedScaling(), 2)
         ({"activation": "mish"}, "activation is 'mish'; it is one of"),
         ({"bi": jnp.ones((G, F))}, r"bi has shape \[3, 48\]; it is \[3, 96\]"),
         ({"probs": jnp.ones(M, jnp.bfloat16)}, r"probs has shape \[48\] and dtype bfloat16; give one float32 per row"),
+        ({"bo_scales": jnp.ones(M)}, "bo_scales was given and bo is None; give the bias that it scales, or neither"),
+        ({"bo_scales": jnp.ones(M + 1), "bo": jnp.ones((G, N))}, r"bo_scales has shape \[49\] and dtype float32; .*48"),
+        (
+            {"bo_scales": jnp.ones(M, jnp.int32), "bo": jnp.ones((G, N))},
+            "bo_scales has .* dtype int32; give one float32",
+        ),
         ({"group_sizes": [20, 20]}, "group_sizes has 2 entries and kernel 3 matrices"),
         ({"recipe": octavo.NVFP4()}, "seed is None and the recipe rounds stochastically"),
         ({"recipe": octavo.DelayedScaling()}, "state is None and the recipe scales by history"),

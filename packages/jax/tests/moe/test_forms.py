@@ -47,14 +47,13 @@ WEIGHTS_ON = ("output", "activation")
 Given = dict[str, Any]
 
 
-def _given(rng: np.random.Generator, weights_on: str, activation: str = "swiglu") -> Given:
+def _given(rng: np.random.Generator, activation: str = "swiglu") -> Given:
     """Arguments of routed_mlp, and their routing: some choices go nowhere, and the last expert gets none."""
     width = F * (2 if activation in GATED else 1)
     shapes = {"x": (T, K), "wi": (G, K, width), "wo": (G, F, N), "bi": (G, width), "bo": (G, N)}
     given: Given = {
         name: jnp.asarray(rng.standard_normal(shape) * shape[-2] ** -0.5, jnp.bfloat16)
         for name, shape in shapes.items()
-        if name != "bo" or weights_on == "output"
     }
     chosen = np.stack([rng.permutation(G - 1)[:C] for _ in range(T)])
     chosen[rng.random(chosen.shape) < 0.2] = -1
@@ -86,6 +85,7 @@ def _composed(given: Given, state: Any, weights_on: str, **how: Any) -> Any:
         moe.permute(given["x"], routing),
         group_sizes=routing.group_sizes,
         probs=probs,
+        bo_scales=probs,
         state=state,
         backend=BACKEND,
         **rest,
@@ -124,7 +124,7 @@ def test_bits_of_permute_grouped_mlp_and_combine(name: str, rng: np.random.Gener
     take long to compile."""
     weights_on: Any = str(rng.choice(["output", "activation"]))
     recipe, activation = RECIPES[name], str(rng.choice(["swiglu", "gelu"]))
-    given, state = _given(rng, weights_on, activation), _states(recipe, rng)
+    given, state = _given(rng, activation), _states(recipe, rng)
     dy = jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
     how = {"recipe": recipe, "weights_on": weights_on, "activation": activation, "seed": 7}
     wanted = _results(partial(_composed, **how), given, state, dy)
@@ -141,7 +141,7 @@ def test_bits_of_permute_grouped_mlp_and_combine(name: str, rng: np.random.Gener
 
 def test_bits_of_the_default(rng: np.random.Generator) -> None:
     """The same for the default, in bf16."""
-    given, dy = _given(rng, "output"), jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
+    given, dy = _given(rng), jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
     wanted = _results(partial(_composed, recipe=None, weights_on="output"), given, None, dy)
     _assert_same_bits(_results(partial(_routed, recipe=None), given, None, dy), wanted)
 
@@ -165,7 +165,7 @@ def test_lean_rows_are_their_definition(dtype: str, rng: np.random.Generator) ->
 def test_lean_gradients_are_those_of_its_definition(weights_on: Any, rng: np.random.Generator) -> None:
     """Of the lean form: the gradients that the standard one computes where fc1's result is what the definition keeps of
     it. They are not the standard form's own."""
-    given, dy = _given(rng, weights_on), jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
+    given, dy = _given(rng), jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
     kept = {form: _kept(given, form, weights_on) for form in ("standard", "lean")}
     h = np.asarray(kept["standard"].h)
     rows = int(jnp.sum(kept["standard"].context.group_sizes))
@@ -196,7 +196,7 @@ def _kept(given: Given, form: Any, weights_on: str) -> Kept:
 
 def _residuals(recipe: Any, form: Any, weight_codes: Any, weights_on: Any, rng: np.random.Generator) -> int:
     """Bytes of the leaves of the function that jax.vjp returns, but for those of the parameters."""
-    given, state = _given(rng, weights_on), _states(recipe, rng)
+    given, state = _given(rng), _states(recipe, rng)
     parameters = {(one.shape, one.dtype) for name, one in given.items() if name in ("wi", "wo", "bi", "bo")}
     routing = moe.arrange(given.pop("chosen"), given.pop("weights"), G)
 
@@ -301,7 +301,7 @@ def test_messages() -> None:
 
 def test_mxfp8_with_folded_products_is_the_program_of_blocks(rng: np.random.Generator) -> None:
     """One program, forward and backward, for both recipes: whoever computes blocks computes folding, in every form."""
-    given = _given(rng, "activation")
+    given = _given(rng)
     routing = moe.arrange(given["chosen"], given["weights"], G)
 
     def program(recipe: octavo.Recipe) -> str:

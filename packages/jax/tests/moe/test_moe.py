@@ -229,7 +229,6 @@ def test_bad_arguments() -> None:
         r"router \[15, 4\]; they are \[..., K\] and \[K, E\]": {"router": jnp.zeros((15, E))},
         r"mask has shape \[5\] and x \[20, 16\]; give mask \[20\]": {"mask": jnp.ones(5, bool)},
         "weights_on is 'input'": {"weights_on": "input"},
-        "bo was given and weights_on is 'activation'": {"weights_on": "activation"},
         "seed is None and the recipe rounds": {"recipe": octavo.NVFP4()},
         "state is .*None.* and the recipe scales by history": {"recipe": octavo.DelayedScaling()},
     }

@@ -63,19 +63,28 @@ def test_rows_are_blocks_of_experts(
 
 
 def test_an_mlp_of_rows(mesh_of: Any, rng: np.random.Generator) -> None:
-    """With a probability for each row, as blocks with the axis E give it; host sizes are checked block by block."""
-    x, probs = rng.standard_normal((M, K)).astype(np.float32), rng.random(M).astype(np.float32)
-    wi, wo = (rng.standard_normal(shape).astype(np.float32) for shape in ((G, K, 2 * N), (G, N, K)))
+    """With a probability and a scale of the second bias for each row, as blocks with the axis E give it, and so are
+    gradients; host sizes are checked block by block."""
+    x, probs, scales = (rng.standard_normal(shape).astype(np.float32) for shape in ((M, K), (M,), (M,)))
+    wi, wo, bo = (rng.standard_normal(shape).astype(np.float32) for shape in ((G, K, 2 * N), (G, N, K), (G, K)))
     mlp = partial(octavo_jax.grouped_mlp, recipe=None, sharding=MeshAxes(ep="ep"), backend=BACKEND)
     sizes, blocks = [5, 0, 3, 9], (E, M // E)
     mesh = mesh_of(ep=2)
     with jax.set_mesh(mesh):
         if mesh.shape["ep"] == E:
-            y = mlp(x, wi, wo, sizes, probs=jnp.asarray(probs))
-            by_blocks = mlp(
-                x.reshape(*blocks, K), wi, wo, np.reshape(sizes, (E, -1)), probs=jnp.asarray(probs).reshape(blocks)
+
+            def results(x: Any, sizes: Any, *of_rows: Any) -> list[Any]:
+                y, pull = jax.vjp(
+                    lambda probs, scales, bo: mlp(x, wi, wo, sizes, probs=probs, bo=bo, bo_scales=scales), *of_rows, bo
+                )
+                return [y, *pull(jnp.ones_like(y))]
+
+            made = results(x, sizes, probs, scales)
+            by_blocks = results(
+                x.reshape(*blocks, K), np.reshape(sizes, (E, -1)), probs.reshape(blocks), scales.reshape(blocks)
             )
-            np.testing.assert_array_equal(y, np.reshape(by_blocks, (M, K)))
+            for one, other in zip(made, by_blocks, strict=True):
+                np.testing.assert_array_equal(one, np.reshape(other, one.shape))
         with pytest.raises(ValueError, match="sum to 14 and the tensor has 12 rows"):
             mlp(x, wi, wo, [5, 9, 3, 9])
 

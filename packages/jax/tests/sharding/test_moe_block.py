@@ -49,14 +49,17 @@ def test_a_spread_block_is_the_block(
     axes: dict[str, int], way: Any, kind: AxisType, recipe: str, mesh_of: Any, rng: np.random.Generator
 ) -> None:
     """y, statistics and all gradients, with a mask and NaN in the padding; each expert sees its rows in one device's
-    order, so what is quantized of them is the same. Two axes may share the experts, one of size 1 may have them all."""
-    a = block_arrays(rng)
+    order, so what is quantized of them is the same. Two axes may share the experts, one of size 1 may have them all.
+    Each run draws where the weights multiply; with them on the activation they multiply the second bias, too."""
+    a, on = block_arrays(rng), str(rng.choice(["output", "activation"]))
+    print(f"weights on the {on}")  # shown by pytest where the test fails
     mask = jnp.asarray(rng.random(T) < 0.8).at[0].set(True)
     a["x"] = jnp.where(mask[:, None], a["x"], jnp.nan)
     experts = ("a", "b") if "a" in axes else "ep" if "ep" in axes else None
     roles = octavo_jax.MeshAxes(**{role: role if role in axes else None for role in ("dp", "fsdp")}, ep=experts)
-    (y, stats), wanted = jax.jit(partial(step, recipe=octavo.recipe(recipe), mask=mask))(a)
-    run = partial(step, recipe=octavo.recipe(recipe), mask=mask, sharding=roles, exchange=moe.Exchange(way))
+    here = partial(step, recipe=octavo.recipe(recipe), mask=mask, weights_on=on)
+    (y, stats), wanted = jax.jit(here)(a)
+    run = partial(here, sharding=roles, exchange=moe.Exchange(way))
     with jax.set_mesh(mesh_of(kind, **axes)):
         (spread_y, spread_stats), gradients = jax.jit(run)(a)
     assert not np.asarray(spread_y)[~np.asarray(mask)].any()

@@ -67,15 +67,25 @@ def matrices_from_rows(a: Array, b: Array, group_sizes: Array) -> Array:
     return total
 
 
-def group_sums(x: Array, group_sizes: Array) -> Array:
-    """fp32 [G, C]: column sums of each group's rows: of each panel, then of the group's panels, in a fixed order."""
+def group_sums(x: Array, group_sizes: Array, scales: Array | None = None) -> Array:
+    """fp32 [G, C]: column sums of each group's rows: of each panel, then of the group's panels, in a fixed order.
+
+    scales   fp32 [M] or None: row r counts scales[r] times
+    """
     groups = group_sizes.shape[0]
+    x = x if scales is None else _f32(x) * scales[:, None]
     rows = RaggedRows(group_sizes, x.shape[0])
     size = panel_size(x.shape[0], groups)
     sums = jnp.sum(rows.panels(_f32(x), size), axis=1)
     # Masked and not multiplied by 0 and 1: what a group holds, NaN and all, is nothing to the others.
     mine = jnp.arange(groups, dtype=jnp.int32)[:, None] == rows.block_position(size).group[None, :]
     return jnp.sum(jnp.where(mine[..., None], sums[None], 0), axis=1)
+
+
+def bias_products(dy: Array, bias: Array, group_sizes: Array) -> Array:
+    """fp32 [M]: dy[r] . bias[g] for every row r of group g, the gradient of the bias's scales; zero tail."""
+    rows = RaggedRows(group_sizes, dy.shape[0])
+    return rows.masked(jnp.sum(_f32(dy) * rows.from_groups(_f32(bias)), axis=-1))
 
 
 def add_bias(y: Array, bias: Array, group_sizes: Array, bias_scales: Array | None) -> Array:

@@ -53,11 +53,11 @@ class Observed(NamedTuple):
         spec = specs.WHOLE if placement is None else specs.groups(placement, columns="o")
         return self._seen(self.layer.options.called.bias, array, spec)
 
-    def probs(self, array: Some) -> Some:
-        """[*B, M], or None."""
+    def per_row(self, name: str, array: Some) -> Some:
+        """What each row has one of, [*B, M], or None."""
         placement = self.layer.placement
         spec = specs.WHOLE if placement is None else specs.spec_of(placement, (*placement.block_letters, "m"))
-        return self._seen("probs", array, spec)
+        return self._seen(name, array, spec)
 
     def context(self, context: Context) -> Context:
         """With the group sizes [*B, G]."""

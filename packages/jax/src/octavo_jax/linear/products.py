@@ -11,12 +11,19 @@ from typing import Literal
 from jax import Array
 
 from octavo.recipe_base import Gemm
-from octavo_jax.arithmetic.gemm import group_sums
+from octavo_jax.arithmetic.gemm import bias_products, group_sums
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, GemmOperand, Rows, gemm_operand, stored_weight
 from octavo_jax.remat.checkpoint_names import name_array
-from octavo_jax.sharding.gemms import ShardedGemm, bias_sums, kernel_product, rows_product
+from octavo_jax.sharding.gemms import (
+    ShardedGemm,
+    bias_arguments,
+    bias_scale_products,
+    bias_sums,
+    kernel_product,
+    rows_product,
+)
 from octavo_registry.contract.moves import TokenRows
 
 Values = Array | TokenRows[Array]
@@ -45,9 +52,11 @@ def forward_product(
     wq: GroupedTensor | None,
     bias: Array | None,
     context: Context,
+    bias_scales: Array | None = None,
 ) -> Array:
-    """y [M, N], named where the layer names its output; w is `stored_weight`'s."""
-    y = _rows_product(layer, "fprop", _rows(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w), context, bias)
+    """y [M, N], named where the layer names its output; w is `stored_weight`'s, and bias_scales are [M] or None."""
+    operands = _rows(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w)
+    y = _rows_product(layer, "fprop", *operands, context, bias, bias_scales)
     name = layer.options.output_checkpoint_name
     return y if name is None else name_array(y, name)
 
@@ -59,16 +68,17 @@ def _rows_product(
     w: GemmOperand,
     context: Context,
     bias: Array | None = None,
+    bias_scales: Array | None = None,
 ) -> Array:
     plan, placement = layer.plan.fprop if gemm == "fprop" else layer.plan.dgrad, layer.placement
     assert plan is not None
     if placement is None:
-        options = {"bias": bias} if gemm == "fprop" else {}
+        options = {} if bias is None else bias_arguments(bias, bias_scales)
         product: Array = plan.run(rows, w, context.group_sizes, **options)
         return product
     dtype = layer.y_dtype if gemm == "fprop" else layer.x_dtype
     sharded = ShardedGemm(placement, gemm, plan.run, plan.request.weight, dtype)
-    return rows_product(sharded, rows, w, context.group_sizes, bias)
+    return rows_product(sharded, rows, w, context.group_sizes, bias, bias_scales)
 
 
 def input_gradient(layer: Layer, dy: Values, dyq: GroupedTensor | None, w: GemmOperand, context: Context) -> Array:
@@ -93,10 +103,19 @@ def kernel_gradient(layer: Layer, x: Rows, dy: Values, dyq: GroupedTensor | None
     return stored_weight(layer, dw).astype(layer.kernel_dtype)
 
 
-def bias_gradient(layer: Layer, dy: Array, bias: Array | None, context: Context) -> Array | None:
-    """Column sums of each group's rows, [G, N] in the bias's dtype; None without a bias."""
+def bias_gradient(
+    layer: Layer, dy: Array, bias: Array | None, context: Context, scales: Array | None = None
+) -> Array | None:
+    """Column sums of each group's rows, times their scales [M], [G, N] in the bias's dtype; None without a bias."""
     if bias is None:
         return None
     if layer.placement is not None:
-        return bias_sums(layer.placement, dy, context.group_sizes, bias.dtype)
-    return group_sums(dy, context.group_sizes).astype(bias.dtype)
+        return bias_sums(layer.placement, dy, context.group_sizes, bias.dtype, scales)
+    return group_sums(dy, context.group_sizes, scales).astype(bias.dtype)
+
+
+def bias_scales_gradient(layer: Layer, dy: Array, bias: Array, context: Context) -> Array:
+    """float32 [M], each row of dy times the bias of its group."""
+    if layer.placement is not None:
+        return bias_scale_products(layer.placement, dy, bias, context.group_sizes)
+    return bias_products(dy, bias, context.group_sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array
 
 from octavo import Recipe
@@ -57,6 +58,20 @@ def check_mlp_operands(
         if bias is not None:
             dtype_name(bias.dtype, name)
     return group[0] if group else 1
+
+
+def check_bo_scales(scales: Array | None, bo: Array | None, shape: tuple[int, ...]) -> None:
+    """ValueError unless scales are None, or float32 of this shape beside a bias."""
+    if scales is None:
+        return
+    check_arrays(bo_scales=scales)
+    if bo is None:
+        raise ValueError("bo_scales was given and bo is None; give the bias that it scales, or neither")
+    if scales.shape != shape or scales.dtype != jnp.float32:
+        raise ValueError(
+            f"bo_scales has shape {list(scales.shape)} and dtype {scales.dtype}; give one float32 per row, "
+            f"{list(shape)}"
+        )
 
 
 def _whole(kernel: Array, placement: Placement | None) -> list[int]:
@@ -112,9 +127,10 @@ def placed_mlp(
         "bi": specs.groups(first, columns="o"),
         "bo": specs.groups(second, columns="o"),
         "probs": per_row,
+        "bo_scales": per_row,
     }
     placed_arrays = {
-        name: placed(first.mesh, name, array, spec, tokens=name in ("x", "probs"))
+        name: placed(first.mesh, name, array, spec, tokens=name in ("x", "probs", "bo_scales"))
         for name, spec in targets.items()
         if (array := getattr(a, name)) is not None
     }

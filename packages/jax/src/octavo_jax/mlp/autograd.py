@@ -35,7 +35,14 @@ from octavo_jax.linear.operands import (
     stored_weight,
     wgrad_x,
 )
-from octavo_jax.linear.products import Values, bias_gradient, forward_product, input_gradient, kernel_gradient
+from octavo_jax.linear.products import (
+    Values,
+    bias_gradient,
+    bias_scales_gradient,
+    forward_product,
+    input_gradient,
+    kernel_gradient,
+)
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, merged
 from octavo_jax.scaling.seeds import second_stream
@@ -46,7 +53,7 @@ States = tuple[DelayedState, DelayedState] | None
 
 class Arrays(NamedTuple):
     """What has a gradient: x [M, K], gamma and beta [K], kernels [G, K, C] and [G, F, N], biases [G, C] and [G, N],
-    probabilities [M] fp32; and the gradients themselves."""
+    probabilities [M] fp32, scales of bo [M] fp32; and the gradients themselves."""
 
     x: Array
     gamma: Array | None
@@ -56,6 +63,7 @@ class Arrays(NamedTuple):
     bi: Array | None
     bo: Array | None
     probs: Array | None
+    bo_scales: Array | None = None
 
 
 class Passed(NamedTuple):
@@ -80,6 +88,7 @@ class Residuals:
     y1            fc1's result
     x2, w2        fc2's; a normalized x1 and x2 are None where they would be arrays: they are computed again
     bi, bo, probs dtypes of gradients, and probabilities
+    bo_scales     None where bo is added as it is
     states        scales, and histories with the forward's amaxes
     """
 
@@ -95,6 +104,7 @@ class Residuals:
     probs: Array | None
     context: Context
     states: States
+    bo_scales: Array | None = None
 
 
 def second_context(context: Context) -> Context:
@@ -156,7 +166,7 @@ def forward(
     x2 = activated_operand(activation, fc2, y1, later, history_of(s2, "x"))
     wo = stored_weight(fc2, a.wo)
     w2, of_w2 = quantize_operand(fc2.plan.quantize_w, fc2, wo, "w", later, history_of(s2, "kernel"))
-    y = forward_product(fc2, x2.array, x2.q, wo, w2, a.bo, later)
+    y = forward_product(fc2, x2.array, x2.q, wo, w2, a.bo, later, a.bo_scales)
     if s1 is not None and s2 is not None:
         states = _states((x1.history, of_w1, s1.grad), (x2.history, of_w2, s2.grad))
     return (y, states), Passed(x1, norm, w1, y1, x2, w2)
@@ -172,7 +182,8 @@ def _observed(mlp: Mlp, a: Arrays) -> Arrays:
         second.kernel(a.wo),
         first.bias(a.bi),
         second.bias(a.bo),
-        first.probs(a.probs),
+        first.per_row("probs", a.probs),
+        second.per_row("bo_scales", a.bo_scales),
     )
 
 
@@ -202,6 +213,7 @@ def _differentiated(
         arrays.probs,
         context,
         result[1],
+        arrays.bo_scales,
     )
 
 
@@ -230,12 +242,15 @@ def backward(r: Residuals, cotangents: tuple[Array, States], read: DyRead | None
         dx, dgamma, dbeta = r.norm.gradients(dx)
     assert x1 is not None
     dwi = kernel_gradient(fc1, x1, dy1.array, dy1.q, context)
-    dbo = bias_gradient(fc2, dy, r.bo, later)
+    dbo, dbo_scales = bias_gradient(fc2, dy, r.bo, later, r.bo_scales), None
+    if r.bo_scales is not None:
+        assert r.bo is not None  # scales without a bias are refused
+        dbo_scales = bias_scales_gradient(fc2, dy, r.bo, later)
     states = r.states
     if s1 is not None and s2 is not None and later_states is not None:
         now = _states((s1.x, s1.kernel, dy1.history), (s2.x, s2.kernel, of_dy))
         states = (merged(now[0], later_states[0]), merged(now[1], later_states[1]))
-    return Arrays(dx, dgamma, dbeta, dwi, dwo, dbi, dbo, dprobs), states
+    return Arrays(dx, dgamma, dbeta, dwi, dwo, dbi, dbo, dprobs, dbo_scales), states
 
 
 def _backward(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[Arrays, States, None]:

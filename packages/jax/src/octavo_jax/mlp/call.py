@@ -71,7 +71,8 @@ def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int 
     blocks = () if placements[0] is None else placements[0].blocks
     in_blocks = x.ndim == len(blocks) + 2
     if not in_blocks:
-        a = a._replace(x=x.reshape(-1, x.shape[-1]), probs=None if a.probs is None else a.probs.reshape(-1))
+        probs, bo_scales = (None if array is None else array.reshape(-1) for array in (a.probs, a.bo_scales))
+        a = a._replace(x=x.reshape(-1, x.shape[-1]), probs=probs, bo_scales=bo_scales)
     sizes = as_group_sizes(group_sizes, a.x.shape[-2] if rows is None else rows, blocks)
     check_sizes_fit(sizes, groups, placements[0])
     check_states(recipe, options.state, groups)

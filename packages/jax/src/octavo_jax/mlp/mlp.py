@@ -33,7 +33,14 @@ from octavo_jax.functions.activations import check_activation, check_probs
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.expert_rows import ExpertRows
-from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp, y_columns
+from octavo_jax.mlp.arguments import (
+    check_bo_scales,
+    check_mlp_operands,
+    check_states,
+    mlp_placements,
+    placed_mlp,
+    y_columns,
+)
 from octavo_jax.mlp.autograd import Arrays, octavo_mlp
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.plan import OutputNames, mlp_for
@@ -61,6 +68,7 @@ def grouped_mlp(
     probs: Array | None = None,
     bi: Array | None = None,
     bo: Array | None = None,
+    bo_scales: Array | None = None,
     recipe: RecipeLike,
     seed: int | Array | None = None,
     state: States | None = None,
@@ -72,7 +80,7 @@ def grouped_mlp(
     backend: BackendNames = None,
     room: Room | None = None,
 ) -> Any:
-    """y[r] = (act(x[r] @ wi[g] + bi[g]) * probs[r]) @ wo[g] + bo[g] for every row r of group g.
+    """y[r] = (act(x[r] @ wi[g] + bi[g]) * probs[r]) @ wo[g] + bo_scales[r] * bo[g] for every row r of group g.
 
     x                         [M, K], or [*B, M, K] whose rows are counted as one; bf16, fp16 or fp32
     wi, wo                    [G, K, C] and [G, F, N]; C = 2 F, the gate first, where the activation is gated, else F
@@ -80,6 +88,7 @@ def grouped_mlp(
     activation                silu, gelu, gelu_tanh, relu2, swiglu, geglu, geglu_tanh or clamped_swiglu, see `activate`
     probs                     [M] float32, such as a router's weights; None: 1
     bi, bo                    [G, C] and [G, N]
+    bo_scales                 [M] float32, often `probs` once more; None: 1
     recipe                    of both layers: a Recipe, or the name of one; None: HighPrecision
     seed                      of stochastic rounding, as in `grouped_dense`; fc2 takes seed XOR 2^63
     state                     delayed scaling's: a pair of `DelayedState`, fc1's and fc2's
@@ -92,26 +101,29 @@ def grouped_mlp(
     backend                   a name or a closed list of names
     room                      multiprocessors that the GEMMs leave to what runs beside them; None: they take all
 
-    Blocks of rows, [*B, M, K] with sizes [*B, G], and shards are `grouped_dense`'s; probs are [*B, M] then. Where tp is
-    manual, a gated activation's wi is locally the gate of the shard's own features, then their partner.
+    Blocks of rows, [*B, M, K] with sizes [*B, G], and shards are `grouped_dense`'s; probs and bo_scales are [*B, M]
+    then. Where tp is manual, a gated activation's wi is locally the gate of the shard's own features, then their
+    partner.
 
-    Returns y [M, N], rows past the sum zero and x and probs not read there; with a state (y, new state). fc1's result
-    and what is quantized of it are rounded once to the recipe's output_dtype, else x's.
+    Returns y [M, N], rows past the sum zero and x, probs and bo_scales not read there; with a state (y, new state).
+    fc1's result and what is quantized of it are rounded once to the recipe's output_dtype, else x's.
 
-    Reverse-mode differentiable once in x, wi, wo, bi, bo and probs. The activation and the second quantizer are one
-    function where a backend has it, and so are the activation's gradient, bi's and the quantizer in the backward
-    pass; else they are composed. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves
-    them.
+    Reverse-mode differentiable once in x, wi, wo, bi, bo, probs and bo_scales. The activation and the second quantizer
+    are one function where a backend has it, and so are the activation's gradient, bi's and the quantizer in the
+    backward pass; else they are composed. Raises ValueError for arguments that do not fit, NoBackendError when nothing
+    serves them.
     """
     recipe, x, wi, wo = as_recipe(recipe), as_array("x", x), as_array("wi", wi), as_array("wo", wo)
     name, sharding = check_activation(activation), in_force(sharding)
     if wi.ndim != 3:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
     check_probs(probs, x.shape[:-1])
+    check_bo_scales(bo_scales, bo, x.shape[:-1])
     group_sizes = in_one_array(group_sizes)
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
     probs = None if probs is None else of_experts.in_blocks("probs", probs, None)
+    bo_scales = None if bo_scales is None else of_experts.in_blocks("bo_scales", bo_scales, None)
     options = MlpOptions(
         name,
         recipe,
@@ -125,7 +137,7 @@ def grouped_mlp(
         backend,
         room,
     )
-    call = resolved(Arrays(x, None, None, wi, wo, bi, bo, probs), group_sizes, options)
+    call = resolved(Arrays(x, None, None, wi, wo, bi, bo, probs, bo_scales), group_sizes, options)
     y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
     y = summed_result(y, call.partial, recipe, x, preferred_element_type)
     y = of_experts.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))

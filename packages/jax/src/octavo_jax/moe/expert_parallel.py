@@ -44,7 +44,7 @@ def spread_mlp(
     experts   this device's G
     axes      over which the experts are spread, manual ones
     """
-    check_experts(x, experts.weights_on, experts.options["bo"])
+    check_experts(x, experts.weights_on)
     devices, (tokens, k) = lax.axis_size(axes), choices.experts.shape
     if not tokens:
         raise ValueError(

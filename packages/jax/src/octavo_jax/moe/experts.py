@@ -56,8 +56,9 @@ def routed_mlp(
 ) -> Any:
     """x [T, K] through the experts that `routing` names: permute, `octavo_jax.grouped_mlp`, combine.
 
-    weights_on               "output" weighs what the experts return; "activation" what goes into wo, after which the
-                             backward pass needs no output of an expert: neither its memory nor, under remat, its GEMM
+    weights_on               "output" weighs what the experts return; "activation" what goes into wo, and bo
+                             apart, after which the backward pass needs no output of an expert: neither its memory nor,
+                             under remat, its GEMM
     form                     what is kept for the backward pass. "standard": x, fc1's result of each choice and, with
                              the weights on the output, the experts' results. "keep_all": operands of the kernels'
                              gradients, too, so that the backward pass makes none again. "recompute": x alone, and with
@@ -72,7 +73,7 @@ def routed_mlp(
     check_routing(routing)
     check_arrays(x=x, wi=wi, wo=wo)
     x, wi, wo = as_array("x", x), as_array("wi", wi), as_array("wo", wo)
-    check_experts(x, weights_on, bo)
+    check_experts(x, weights_on)
     form, weight_codes = check_form(form), check_weight_codes(weight_codes)
     sharding = in_force(sharding)
     options = MlpOptions(
@@ -105,6 +106,7 @@ def _composed(
 ) -> Any:
     """The same of three operations, which meshes may cut in ways of their own."""
     on_output = weights_on == "output"
+    probs = None if on_output else row_weights(routing)
     result = grouped_mlp(
         permute(x, routing),
         a.wi,
@@ -112,7 +114,8 @@ def _composed(
         routing.group_sizes,
         bi=a.bi,
         bo=a.bo,
-        probs=None if on_output else row_weights(routing),
+        bo_scales=None if a.bo is None else probs,
+        probs=probs,
         **options._asdict(),
     )
     rows, *new_state = result if options.state is not None else (result,)
@@ -137,13 +140,11 @@ def check_kept_whole(form: Form, weight_codes: WeightCodes, what: str) -> None:
         )
 
 
-def check_experts(x: Array, weights_on: WeightsOn, bo: Array | None) -> None:
-    """ValueError unless x is [T, K] and the weights can be applied where the caller wants them."""
+def check_experts(x: Array, weights_on: WeightsOn) -> None:
+    """ValueError unless x is [T, K], and for a place of the weights that is none."""
     if x.ndim != 2:
         raise ValueError(f"x has shape {list(x.shape)}; it is [T, K], one row per token, with leading axes flattened")
     check_weights_on(weights_on)
-    if bo is not None and weights_on != "output":
-        raise ValueError("bo was given and weights_on is 'activation', which would add it unweighted; use 'output'")
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,9 @@ class LocalExperts:
         options = {**self.options}
         form, weight_codes = check_form(options.pop("form")), check_weight_codes(options.pop("weight_codes"))
         check_kept_whole(form, weight_codes, "rows of a ragged exchange")
-        return self._with_state(grouped_mlp(rows, self.wi, self.wo, group_sizes, probs=probs, **options))
+        scales = None if options["bo"] is None else probs
+        experts = rows, self.wi, self.wo, group_sizes
+        return self._with_state(grouped_mlp(*experts, probs=probs, bo_scales=scales, **options))
 
     def _with_state(self, result: Any) -> tuple[Array, States | None]:
         return (result, None) if self.options["state"] is None else result

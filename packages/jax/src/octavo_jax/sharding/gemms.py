@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
-from octavo_jax.arithmetic.gemm import add_bias, group_sums
+from octavo_jax.arithmetic.gemm import add_bias, bias_products, group_sums
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, of_expert
@@ -76,14 +77,22 @@ class ShardedGemm(NamedTuple):
     out_dtype: Any
 
 
-def rows_product(how: ShardedGemm, rows: Rows, w: GemmOperand, group_sizes: Array, bias: Array | None = None) -> Array:
-    """y of "fprop" or dx of "dgrad", [*B, M, C], from the rows [*B, M, K], the kernel, and bias [E * G, N]."""
+def rows_product(
+    how: ShardedGemm,
+    rows: Rows,
+    w: GemmOperand,
+    group_sizes: Array,
+    bias: Array | None = None,
+    bias_scales: Array | None = None,
+) -> Array:
+    """y of "fprop" or dx of "dgrad", [*B, M, C], from the rows [*B, M, K], the kernel, bias [E * G, N] and its scales
+    [*B, M]."""
     placement, gemm, product, weight, out_dtype = how
     direction: Direction = "rowwise" if readers("w", weight)[0] == gemm else "columnwise"
     contracted: Letter = "i" if gemm == "fprop" else "o"
     remaining: Letter = "o" if gemm == "fprop" else "i"
 
-    def local(rows: Rows, w: GemmOperand, sizes: Array, bias: Array | None) -> Array:
+    def local(rows: Rows, w: GemmOperand, sizes: Array, bias: Array | None, scales: Array | None) -> Array:
         partial = placement.auto(placement.several(contracted))
         blocks, rows = Blocks.of(placement, sizes), _on_shard(placement, rows, contracted)
         whole = _whole_kernel(placement, w, direction, weight, blocks.experts)
@@ -91,23 +100,34 @@ def rows_product(how: ShardedGemm, rows: Rows, w: GemmOperand, group_sizes: Arra
         outs = []
         for block in blocks:
             here, mine = blocks.take(sizes, block), None if biases is None else biases[block.e]
-            inside = {} if mine is None or partial else {"bias": mine}
+            factors = None if scales is None else blocks.take(scales, block)
+            inside = {} if mine is None or partial else bias_arguments(mine, factors)
             out = product(blocks.take(rows, block), of_expert(whole, block.e), here, **inside)
             if partial:
                 out = lax.psum(out, partial)  # type: ignore[no-untyped-call]
-                out = out if mine is None else add_bias(out, mine, here, None)
+                out = out if mine is None else add_bias(out, mine, here, factors)
             outs.append(out.astype(out_dtype))
         return blocks.join(outs)
 
-    operands = rows, w, group_sizes, bias
+    operands = rows, w, group_sizes, bias, bias_scales
     in_specs = (
         _rows_specs(placement, rows, contracted),
         _kernel_specs(placement, w, weight),
         specs.sizes(placement),
         specs.groups(placement, columns=remaining),
+        _per_row(placement),
     )
     result: Array = run(placement, local, operands, in_specs, specs.rows(placement, remaining))
     return result
+
+
+def bias_arguments(bias: Array, scales: Array | None) -> dict[str, Array]:
+    """The keywords of a backend's fprop for a bias and its scales."""
+    return {"bias": bias} if scales is None else {"bias": bias, "bias_scales": scales}
+
+
+def _per_row(placement: Placement) -> PartitionSpec:
+    return specs.spec_of(placement, (*placement.block_letters, "m"))
 
 
 def kernel_product(how: ShardedGemm, x: Rows, dy: Rows, group_sizes: Array) -> Array:
@@ -148,14 +168,16 @@ def _reduced(placement: Placement, dw: Array, axis: int) -> Array:
     return summed(placement, dw, tuple(name for name in data if name not in scattered))
 
 
-def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any) -> Array:
-    """dbias [E * G, N]: column sums of each group's rows over all data blocks, summed in float32."""
+def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any, scales: Array | None = None) -> Array:
+    """dbias [E * G, N]: column sums of each group's rows, times their scales [*B, M], over all data blocks, summed in
+    float32."""
 
-    def local(dy: Array, sizes: Array) -> Array:
+    def local(dy: Array, sizes: Array, scales: Array | None) -> Array:
         blocks = Blocks.of(placement, sizes)
         totals: list[Array] = []
         for block in blocks:
-            sums = group_sums(blocks.take(dy, block), blocks.take(sizes, block))
+            factors = None if scales is None else blocks.take(scales, block)
+            sums = group_sums(blocks.take(dy, block), blocks.take(sizes, block), factors)
             if block.f == 0:
                 totals.append(sums)
             else:
@@ -165,8 +187,27 @@ def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any) -
     result: Array = run(
         placement,
         local,
-        (dy, group_sizes),
-        (specs.rows(placement, "o"), specs.sizes(placement)),
+        (dy, group_sizes, scales),
+        (specs.rows(placement, "o"), specs.sizes(placement), _per_row(placement)),
         specs.groups(placement, columns="o"),
+    )
+    return result
+
+
+def bias_scale_products(placement: Placement, dy: Array, bias: Array, group_sizes: Array) -> Array:
+    """The gradient of a bias's scales, float32 [*B, M], from dy [*B, M, N] and the bias [E * G, N]."""
+
+    def local(dy: Array, bias: Array, sizes: Array) -> Array:
+        blocks = Blocks.of(placement, sizes)
+        biases = bias.reshape(blocks.experts, -1, bias.shape[-1])
+        each = [bias_products(blocks.take(dy, b), biases[b.e], blocks.take(sizes, b)) for b in blocks]
+        return summed(placement, blocks.join(each), placement.several("o"))
+
+    result: Array = run(
+        placement,
+        local,
+        (dy, bias, group_sizes),
+        (specs.rows(placement, "o"), specs.groups(placement, columns="o"), specs.sizes(placement)),
+        _per_row(placement),
     )
     return result

@@ -58,7 +58,7 @@ def _forward(
     tokens = Tokens(a.x, *places)
     rows = tokens.rows()
     probs = None if plan.on_output else weights_by_row(a.weights, places.order)
-    arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs)
+    arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs, None if a.bo is None else probs)
     x1 = _x_of_tokens(plan, rows, tokens, states, context)
     gathered = gathered_rows(plan.forward.fc1, "x", "fprop", tokens, context)
     (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context, x1, gathered)
@@ -136,7 +136,8 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
     gradients, states = mlp_autograd.backward(made.residuals(), (drows, later), read)
     if dweights is None:
         assert gradients.probs is not None
-        dweights = row_of(gradients.probs, position, end)
+        of_rows = gradients.probs if gradients.bo_scales is None else gradients.probs + gradients.bo_scales
+        dweights = row_of(of_rows, position, end)
     dx = sum_of_choices(gradients.x, position, end, dtype=gradients.x.dtype)
     return MoeArrays(dx, dweights, gradients.wi, gradients.wo, gradients.bi, gradients.bo), None, states, None
 

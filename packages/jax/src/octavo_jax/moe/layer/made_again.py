@@ -48,6 +48,7 @@ class MadeAgain:
             bi=kept.bi,
             bo=kept.bo,
             probs=self._probs,
+            bo_scales=None if kept.bo is None else self._probs,
             context=self._context,
             states=kept.states,
         )
