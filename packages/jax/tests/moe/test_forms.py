@@ -139,11 +139,12 @@ def test_bits_of_permute_grouped_mlp_and_combine(name: str, rng: np.random.Gener
             _assert_same_bits(made, wanted)
 
 
-def test_bits_of_the_default(rng: np.random.Generator) -> None:
-    """The same for the default, in bf16."""
+@pytest.mark.parametrize("weights_on", WEIGHTS_ON)
+def test_bits_in_high_precision(weights_on: Any, rng: np.random.Generator) -> None:
+    """The same in bf16, which compiles sooner: in the default, and with weights on the activation and on fc2's bias."""
     given, dy = _given(rng), jnp.asarray(rng.standard_normal((T, N)), jnp.bfloat16)
-    wanted = _results(partial(_composed, recipe=None, weights_on="output"), given, None, dy)
-    _assert_same_bits(_results(partial(_routed, recipe=None), given, None, dy), wanted)
+    wanted = _results(partial(_composed, recipe=None, weights_on=weights_on), given, None, dy)
+    _assert_same_bits(_results(partial(_routed, recipe=None, weights_on=weights_on), given, None, dy), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
