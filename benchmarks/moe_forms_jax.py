@@ -7,7 +7,8 @@ All ways of one shape and recipe take turns in one process, on a CUDA device. A 
 and the backward pass of `routed_mlp` with the routing given. Its temporaries are what XLA's memory analysis says of the
 compiled program; if XLA moved work that the backward pass is to do again back into the forward pass, they would not
 fall from "keep_all" to "standard" to "recompute". "of rows" is a backend of the same kernels whose GEMMs take no
-tokens: rows in high precision are permuted, and in block scaling codes are written once per choice.
+tokens: rows in high precision are permuted, and in block scaling codes are written once per choice. gpt-oss-20b's
+layer has biases, and its own activation.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ from octavo_registry.contract import (
     hookimpl,
 )
 
-SHAPES = {label: octavo_jax.MoeShape(*sizes) for label, sizes in MOE.items()}
+GPT_OSS = "gpt-oss-20b"
+SHAPES = {label: octavo_jax.MoeShape(*sizes) for label, sizes in MOE.items()} | {
+    GPT_OSS: octavo_jax.MoeShape(8192, 4, 32, 2880, 2880)
+}
 KINDS = ("bf16", "fp8-block", "fp8-current", "mxfp8")
 NATIVE, ROWS = "jax-native", "products-of-rows"
 TURNS, WARM = 10, 2
@@ -100,8 +104,8 @@ class Plugin:
 
 
 def draw(shape: octavo_jax.MoeShape) -> dict[str, Array]:
-    """x, the choices' weights, their experts, wi and wo."""
-    keys = jax.random.split(jax.random.key(1), 4)
+    """x, the choices' weights, their experts, wi and wo, and biases."""
+    keys = jax.random.split(jax.random.key(1), 6)
     k, f, experts = shape.in_features, shape.hidden_features, shape.experts
     weights, choices = jax.lax.top_k(jax.nn.softmax(jax.random.normal(keys[0], (shape.tokens, experts))), shape.k)
     return {
@@ -110,20 +114,24 @@ def draw(shape: octavo_jax.MoeShape) -> dict[str, Array]:
         "choices": choices,
         "wi": jax.random.normal(keys[2], (experts, k, 2 * f), jnp.bfloat16) * jnp.bfloat16(k**-0.5),
         "wo": jax.random.normal(keys[3], (experts, f, k), jnp.bfloat16) * jnp.bfloat16(f**-0.5),
+        "bi": jax.random.normal(keys[4], (experts, 2 * f), jnp.bfloat16),
+        "bo": jax.random.normal(keys[5], (experts, k), jnp.bfloat16),
     }
 
 
-def layer(recipe: octavo.Recipe, experts: int, way: Way) -> Callable[..., Array]:
-    """(x, weights, wi, wo, choices) -> y."""
-    how: dict[str, Any] = {"recipe": recipe, "backend": way.backend}
+def layer(recipe: octavo.Recipe, experts: int, way: Way, activation: str) -> Callable[..., Array]:
+    """(x, weights, wi, wo, bi and bo or neither, choices) -> y."""
+    how: dict[str, Any] = {"recipe": recipe, "backend": way.backend, "activation": activation}
 
-    def call(x: Array, weights: Array, wi: Array, wo: Array, choices: Array) -> Array:
+    def call(x: Array, weights: Array, wi: Array, wo: Array, *others: Array) -> Array:
+        *biases, choices = others
+        named = {**how, **dict(zip(("bi", "bo"), biases, strict=False))}
         routing = moe.arrange(choices, weights, experts)
         if way.form is not None:
-            y: Array = moe.routed_mlp(x, routing, wi, wo, form=way.form, weights_on=way.weights_on, **how)
+            y: Array = moe.routed_mlp(x, routing, wi, wo, form=way.form, weights_on=way.weights_on, **named)
             return y
         rows = moe.permute(x, routing)
-        return moe.combine(octavo_jax.grouped_mlp(rows, wi, wo, routing.group_sizes, **how), routing)
+        return moe.combine(octavo_jax.grouped_mlp(rows, wi, wo, routing.group_sizes, **named), routing)
 
     return call
 
@@ -132,13 +140,14 @@ def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
     """A row for each way of one shape and recipe."""
     shape, recipe = SHAPES[label], octavo.recipe(kind)
     given = draw(shape)
-    leaves = tuple(given[name] for name in ("x", "weights", "wi", "wo"))
+    biases, activation = (("bi", "bo"), "clamped_swiglu") if label == GPT_OSS else ((), "swiglu")
+    leaves = tuple(given[name] for name in ("x", "weights", "wi", "wo", *biases))
     dy = jax.random.normal(jax.random.key(2), given["x"].shape, jnp.bfloat16)
     steps: dict[str, Callable[[], Any]] = {}
     rows: dict[str, dict[str, Any]] = {}
     results: dict[str, Any] = {}  # of the first way, by where the weights are
     for name, way in WAYS.items():
-        call = layer(recipe, shape.experts, way)
+        call = layer(recipe, shape.experts, way, activation)
 
         def step(leaves: Any, choices: Array, dy: Array, call: Callable[..., Array] = call) -> Any:
             y, pull = jax.vjp(lambda *inner: call(*inner, choices), *leaves)
@@ -152,7 +161,8 @@ def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
         same = all(bool(jnp.array_equal(ours, theirs)) for ours, theirs in zip(result, expected, strict=True))
         rows[name] = {"temporary_bytes": memory.temp_size_in_bytes, "same_bits": same}
         if way.form is not None and way.backend == NATIVE:
-            kept = octavo_jax.bytes_kept(recipe, shape, way.form, weights_on=way.weights_on)  # type: ignore[arg-type]
+            how: dict[str, Any] = {"weights_on": way.weights_on, "activation": activation}
+            kept = octavo_jax.bytes_kept(recipe, shape, way.form, **how)  # type: ignore[arg-type]
             rows[name]["residual_bytes"] = kept.total
         del result, expected
     del results
