@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, TypeVar, get_args
 
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 
@@ -21,6 +21,8 @@ MoveOp = Literal["route", "permute_rows", "combine_rows", "dot_rows"]
 RouterOp = Literal["choose_experts", "choose_gradient"]
 HalfDType = Literal["bfloat16", "float16"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu"]
+
+OperandName = TypeVar("OperandName", bound=str)
 
 QUANTIZE_OPS: Final[frozenset[QuantizeOp]] = frozenset(get_args(QuantizeOp))
 GEMM_OPS: Final[frozenset[GemmOp]] = frozenset(get_args(GemmOp))
@@ -244,6 +246,71 @@ def gemm_refusal(
             "or quantize them"
         )
     return None
+
+
+class _Quantizer(Protocol):
+    @property
+    def scaling(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def square(self) -> bool: ...
+
+
+class _Recipe(Protocol):
+    def quantizes(self, gemm: Any, /) -> bool: ...
+    def quantizer(self, operand: Any, /) -> _Quantizer | None: ...
+
+
+class AskedGemm(Protocol):
+    """What is read of octavo_registry.contract.GemmRequest."""
+
+    @property
+    def op(self) -> str:
+        """fprop, dgrad or wgrad."""
+
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+
+    @property
+    def in_dtype(self) -> str:
+        """Of the first operand."""
+
+    @property
+    def other_dtype(self) -> str | None:
+        """Of the second; None: the first one's."""
+
+    @property
+    def k(self) -> int | None:
+        """In-features; None: any."""
+
+    @property
+    def n(self) -> int | None:
+        """Out-features; None: any."""
+
+    @property
+    def recipe(self) -> _Recipe:
+        """What is quantized, and how."""
+
+
+def gathered_operands(asked: AskedGemm, *operands: OperandName) -> tuple[OperandName, ...]:
+    """Those of the operands, x and dy, whose rows a GEMM should read where a router's tokens stand."""
+    return tuple(operand for operand in operands if _gathers(asked, operand))
+
+
+def _gathers(asked: AskedGemm, operand: OperandName) -> bool:
+    cuda, columns = asked.device == "cuda", asked.n if operand == "x" else asked.k
+    if not asked.recipe.quantizes(asked.op):
+        dtypes = asked.in_dtype, asked.other_dtype or asked.in_dtype
+        return gathers_values(asked.op, cuda=cuda, dtypes=dtypes, other_columns=columns)
+    codes, weight = (asked.recipe.quantizer(name) for name in (operand, "w"))
+    if codes is None or weight is None:
+        return False
+    formats = codes.format, weight.format
+    return gathers_codes(
+        asked.op, operand, cuda=cuda, scaling=codes.scaling, formats=formats, square=weight.square, columns=columns
+    )
 
 
 def gathers_values(op: str, *, cuda: bool, dtypes: tuple[str, str], other_columns: int | None) -> bool:

@@ -101,7 +101,7 @@ def wrong(suite: Any) -> Any:
     chosen = [_expression(fault, planted) for fault, planted in FAULTS.items()]
     chosen += [_expression("honest", planted) for planted in FAULTS.values()]
     backends = [argument for name in ("honest", *FAULTS) for argument in ("--octavo-backend", f"numpy-{name}")]
-    return suite(*backends, "-k", " or ".join(chosen), "--tb=no")
+    return suite(*backends, "-k", " or ".join(chosen), "--tb=no", "-p", "unshrunk")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

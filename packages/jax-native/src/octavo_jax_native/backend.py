@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import octavo_native
-from octavo.quantizer import Operand
 from octavo_jax_native.ffi import targets
 from octavo_native import support
 from octavo_registry.contract import (
@@ -99,35 +98,22 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     if request.op == "fprop":
         limited = partial(bind_fprop, request) if cuda else None
         return BoundFprop(
-            bind_fprop(request), layouts=layouts, limited=limited, takes_tokens=_takes_tokens(request, "x")
+            bind_fprop(request), layouts=layouts, limited=limited, takes_tokens=support.gathered_operands(request, "x")
         )
     if request.op == "dgrad":
         of_dgrad = partial(bind_dgrad, request) if cuda else None
         return BoundDgrad(
-            bind_dgrad(request), layouts=layouts, limited=of_dgrad, takes_tokens=_takes_tokens(request, "dy")
+            bind_dgrad(request),
+            layouts=layouts,
+            limited=of_dgrad,
+            takes_tokens=support.gathered_operands(request, "dy"),
         )
     of_wgrad = partial(bind_wgrad, request) if cuda else None
     return BoundWgrad(
-        bind_wgrad(request), layouts=layouts, limited=of_wgrad, takes_tokens=_takes_tokens(request, "x", "dy")
-    )
-
-
-def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
-    """Those of the operands whose rows the kernels multiply where a router's tokens stand, and should."""
-    return tuple(operand for operand in operands if _gathers(request, operand))
-
-
-def _gathers(request: GemmRequest, operand: Operand) -> bool:
-    cuda, columns = request.device == "cuda", request.n if operand == "x" else request.k
-    if not _quantized(request):
-        dtypes = request.in_dtype, request.other_dtype or request.in_dtype
-        return support.gathers_values(request.op, cuda=cuda, dtypes=dtypes, other_columns=columns)
-    codes, weight = (request.recipe.quantizer(name) for name in (operand, "w"))
-    if codes is None or weight is None:
-        return False
-    formats = codes.format, weight.format
-    return support.gathers_codes(
-        request.op, operand, cuda=cuda, scaling=codes.scaling, formats=formats, square=weight.square, columns=columns
+        bind_wgrad(request),
+        layouts=layouts,
+        limited=of_wgrad,
+        takes_tokens=support.gathered_operands(request, "x", "dy"),
     )
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import octavo_native
-from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_native import support
 from octavo_registry.contract import (
@@ -164,13 +163,13 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
         limited = fprop.limited if cuda else None
         return BoundFprop(
             fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, limited=limited,
-            takes_tokens=_takes_tokens(request, "x"), interleave_halves=interleave_halves,
+            takes_tokens=support.gathered_operands(request, "x"), interleave_halves=interleave_halves,
         )  # fmt: skip
     if request.op == "dgrad":
         dgrad = Dgrad(dtype, weight=weight, fast_accumulation=fast)
         return BoundDgrad(
             dgrad, layouts=layouts, prepare=index_groups, limited=dgrad.limited if cuda else None,
-            takes_tokens=_takes_tokens(request, "dy"),
+            takes_tokens=support.gathered_operands(request, "dy"),
         )  # fmt: skip
 
     def wgrad(interleave: int = 0) -> BoundWgrad[Tensor, Any] | None:
@@ -179,32 +178,13 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
         run = Wgrad(dtype, weight=weight, fast_accumulation=fast, interleave=interleave)
         return BoundWgrad(
             run, layouts=layouts, prepare=index_groups, limited=run.limited if cuda else None,
-            takes_tokens=_takes_tokens(request, "x", "dy"),
+            takes_tokens=support.gathered_operands(request, "x", "dy"),
             interleaved=wgrad if spec.scaling and not interleave else None,
         )  # fmt: skip
 
     bound = wgrad()
     assert bound is not None  # of halves
     return bound
-
-
-def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
-    """Those of the operands whose rows the kernels multiply where a router's tokens stand, and should."""
-    return tuple(operand for operand in operands if _gathers(request, operand))
-
-
-def _gathers(request: GemmRequest, operand: Operand) -> bool:
-    cuda, columns = request.device == "cuda", request.n if operand == "x" else request.k
-    if not request.recipe.quantizes(request.op):
-        dtypes = request.in_dtype, request.other_dtype or request.in_dtype
-        return support.gathers_values(request.op, cuda=cuda, dtypes=dtypes, other_columns=columns)
-    codes, weight = (request.recipe.quantizer(name) for name in (operand, "w"))
-    if codes is None or weight is None:
-        return False
-    formats = codes.format, weight.format
-    return support.gathers_codes(
-        request.op, operand, cuda=cuda, scaling=codes.scaling, formats=formats, square=weight.square, columns=columns
-    )
 
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:
