@@ -295,7 +295,7 @@ class AskedGemm(Protocol):
 
 
 def gathered_operands(asked: AskedGemm, *operands: OperandName) -> tuple[OperandName, ...]:
-    """Those of the operands, x and dy, whose rows a GEMM should read where a router's tokens stand."""
+    """Those of the operands, x and dy, that a GEMM should read where a router's tokens stand."""
     return tuple(operand for operand in operands if _gathers(asked, operand))
 
 
