@@ -355,3 +355,23 @@ def test_a_recipe_that_nobody_gives_is_said(which: str) -> None:
     ]
     assert seen[0].filename == __file__
     assert module.recipe is None
+
+
+def test_scales_of_the_second_bias_reach_the_function(x: Any, rng: np.random.Generator) -> None:
+    """GroupedMLP of linen and of nnx with `bo_scales`, and a bias that is not zero: the bits of grouped_mlp."""
+    _, _, _, arguments, _, shapes = CASES["grouped_mlp"]
+    parameters = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+    scales = jnp.asarray(rng.standard_normal(x.shape[:-1]), jnp.float32)
+    options: dict[str, Any] = {"use_bias": True, "recipe": None}
+    in_linen = octavo_linen.GroupedMLP(num_groups=G, hidden=F, features=N, **options)
+    in_nnx = octavo_nnx.GroupedMLP(G, K, F, out_features=N, rngs=nnx.Rngs(0), **options)
+    for name, value in parameters.items():
+        getattr(in_nnx, name)[...] = value
+    names = ("wi", "wo", "wi_bias", "wo_bias")
+    wi, wo, bi, bo = (parameters[name] for name in names)
+    wanted = grouped_mlp(x, wi, wo, *arguments, bi=bi, bo=bo, bo_scales=scales, recipe=None)
+    for made in (
+        in_linen.apply({"params": parameters}, x, *arguments, bo_scales=scales),
+        in_nnx(x, *arguments, bo_scales=scales),
+    ):
+        assert np.array_equal(made, wanted)

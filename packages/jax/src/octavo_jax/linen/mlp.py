@@ -66,9 +66,16 @@ class GroupedMLP(MLPModule):
 
     @nn.compact
     def __call__(
-        self, x: Array, group_sizes: GroupSizes, *, probs: Array | None = None, seed: int | Array | None = None
+        self,
+        x: Array,
+        group_sizes: GroupSizes,
+        *,
+        probs: Array | None = None,
+        bo_scales: Array | None = None,
+        seed: int | Array | None = None,
     ) -> Array:
-        """x [..., M, K] to [..., M, N]; probs [..., M] float32 multiplies what the activation returns, row by row."""
+        """x [..., M, K] to [..., M, N]; probs [..., M] float32 multiplies what the activation returns, row by row, and
+        bo_scales wo_bias."""
         wi, wo, bi, bo = self._mlp_parameters(self.hidden, x.shape[-1], self.num_groups)
         (x,) = cast(self.dtype, x)
         call = partial(
@@ -81,6 +88,7 @@ class GroupedMLP(MLPModule):
             probs=probs,
             bi=bi,
             bo=bo,
+            bo_scales=bo_scales,
             output_checkpoint_names=self.output_checkpoint_names,
         )
         (y,) = self._run(call, seed, groups=self.num_groups, layers=2)

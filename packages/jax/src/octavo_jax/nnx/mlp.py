@@ -92,9 +92,16 @@ class GroupedMLP(MLPModule):
         super().__init__((num_groups,), in_features, hidden, **options)
 
     def __call__(
-        self, x: Array, group_sizes: GroupSizes, *, probs: Array | None = None, seed: int | Array | None = None
+        self,
+        x: Array,
+        group_sizes: GroupSizes,
+        *,
+        probs: Array | None = None,
+        bo_scales: Array | None = None,
+        seed: int | Array | None = None,
     ) -> Array:
-        """x [..., M, K] to [..., M, N]; probs [..., M] float32 multiplies what the activation returns, row by row."""
+        """x [..., M, K] to [..., M, N]; probs [..., M] float32 multiplies what the activation returns, row by row, and
+        bo_scales wo_bias."""
         (x,), (bi, bo) = cast(self.dtype, x), self._biases()
         call = partial(
             grouped_mlp,
@@ -105,6 +112,7 @@ class GroupedMLP(MLPModule):
             probs=probs,
             bi=bi,
             bo=bo,
+            bo_scales=bo_scales,
             output_checkpoint_names=self.output_checkpoint_names,
         )
         (y,) = self._run(call, seed)
