@@ -36,7 +36,6 @@ from octavo_jax.linear.operands import (
     wgrad_x,
 )
 from octavo_jax.linear.products import (
-    Values,
     bias_gradient,
     bias_scales_gradient,
     forward_product,
@@ -125,13 +124,13 @@ def _states(*histories: tuple[ScalingHistory | None, ...]) -> tuple[DelayedState
 class DyRead(NamedTuple):
     """dy that GEMMs and quantizers read where a router's tokens stand; None for what is read of its rows.
 
-    codes             of the rows, and the history, as `quantize_operand` returns them
+    codes                of the rows, and the history, as `quantize_operand` returns them
     of_dgrad, of_wgrad   what these GEMMs gather
     """
 
     codes: tuple[GroupedTensor, ScalingHistory | None] | None = None
-    of_dgrad: Values | None = None
-    of_wgrad: Values | None = None
+    of_dgrad: TokenRows[Array] | None = None
+    of_wgrad: TokenRows[Array] | None = None
 
 
 def forward(
@@ -140,7 +139,7 @@ def forward(
     states: States,
     context: Context,
     x1: ComputedOperand | None = None,
-    gathered: Values | None = None,
+    gathered: TokenRows[Array] | None = None,
 ) -> tuple[tuple[Array, States], Passed]:
     """(y and the states with the forward's amaxes, what it made on the way).
 

@@ -42,22 +42,22 @@ def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read
 
     On a mesh the rows have to be a device's own, as inside the caller's shard_map.
     """
-    if plan is None or plan.bound.of_tokens is None or not _has_rows(layer, operand):
+    if plan is None or plan.bound.of_tokens is None or not _owns_rows(layer, operand):
         return False
     return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in read)
 
 
 def gathers(layer: Layer, operand: Operand, *gemms: Gemm) -> bool:
     """Whether these GEMMs multiply the operand, in high precision, where the tokens stand."""
-    return _has_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
+    return _owns_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
 
 
 def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
     """Whether this GEMM multiplies codes of the operand's tokens, each quantized once, where these stand."""
-    return _has_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
+    return _owns_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
 
 
-def _has_rows(layer: Layer, operand: Operand) -> bool:
+def _owns_rows(layer: Layer, operand: Operand) -> bool:
     return layer.placement is None or owns_rows(layer.placement, "i" if operand == "x" else "o")
 
 
