@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeVar, get_args
 
-from octavo_native.layouts import LAYOUTS_OF_DIRECTION
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION, PLAIN
 
 Device = Literal["cpu", "cuda"]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8"]
@@ -292,6 +292,25 @@ class AskedGemm(Protocol):
     @property
     def recipe(self) -> _Recipe:
         """What is quantized, and how."""
+
+
+def tokens_refusal(name: str, gemm: str, scaling: str, layout: str, shape: Sequence[int]) -> str | None:
+    """Why a GEMM does not gather rows of these codes of tokens, or None.
+
+    name             of the operand
+    layout, shape    of the codes along rows, and of what was quantized
+    """
+    if gemm == "wgrad" or scaling != "block":
+        return (
+            f"{name} is tokens quantized in {scaling}, whose codes are not those of rows in {gemm}; quantize the rows "
+            "(`BoundQuantize.of_tokens`), or read tokens of block scaling in fprop or dgrad"
+        )
+    if layout != PLAIN or len(shape) != 3 or shape[0] != 1:
+        return (
+            f"{name} is tokens {list(shape)} quantized in the layout {layout}; quantize them as one matrix "
+            f"[1, T, {shape[-1]}] in {PLAIN}"
+        )
+    return None
 
 
 def gathered_operands(asked: AskedGemm, *operands: OperandName) -> tuple[OperandName, ...]:

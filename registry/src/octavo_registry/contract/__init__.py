@@ -63,6 +63,7 @@ from octavo_registry.contract.gemm import (
     Fprop,
     InterleaveHalves,
     Wgrad,
+    token_operands,
 )
 from octavo_registry.contract.hookspecs import API_LEVEL, HookSpecs, hookimpl
 from octavo_registry.contract.layer import DelayedScales, MakeWholeLayer, WholeLayer
@@ -256,4 +257,5 @@ __all__ = [
     "gemm_form",
     "hookimpl",
     "readers",
+    "token_operands",
 ]

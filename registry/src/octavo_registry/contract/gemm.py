@@ -15,6 +15,7 @@ from octavo.quantizer import Operand
 from octavo_registry.contract.arrays import A, GroupSizes, Operand_contra
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.layer import MakeWholeLayer
+from octavo_registry.contract.request import GemmRequest
 
 
 class Fprop(Protocol[A, Operand_contra]):
@@ -85,6 +86,14 @@ class InterleaveHalves(Protocol[A]):
         interleave  from halves to blocks that take turns, the first half's first; False: back
         out         contiguous [R, 2 F, C], written and returned; a framework whose arrays are immutable refuses it
         """
+
+
+def token_operands(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
+    """Those of a GEMM's rows that `takes_tokens` may name: values, and codes along rows that depend on no other row."""
+    if not request.recipe.quantizes(request.op):
+        return operands
+    specs = {operand: request.recipe.quantizer(operand) for operand in operands if request.op != "wgrad"}
+    return tuple(operand for operand, spec in specs.items() if spec is not None and spec.independent_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import jax
 from jax import Array
@@ -121,7 +120,7 @@ def _product(how: Wanted) -> Callable[[Rows, Rows, Array, Arrays], Array]:
         standing = tokens_of(left), tokens_of(right)
         operands = zip(form.operands, form.directions, standing, strict=True)
         planes = [planes_of(how, *operand) for operand in operands]
-        call = replace(call_of(how, left, right, group_sizes.shape[0]), gathered=gathered)
+        call = call_of(how, left, right, group_sizes.shape[0], gathered)
         if "bias" in more:
             more = checked_bias(more, call)
         elif "out" in more:

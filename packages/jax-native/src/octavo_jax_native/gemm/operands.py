@@ -8,9 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
+from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
-from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_jax.plugin_api import GroupedTensor, check_float, check_input, dtype_name
@@ -87,8 +86,10 @@ def order_of(left: Rows, right: Rows) -> Array | None:
     return next((operand.order for operand in (left, right) if isinstance(operand, TokenRows)), None)
 
 
-def call_of(how: Wanted, given_left: Rows, given_right: Rows, groups: int) -> GemmCall:
-    """The static part of the call but for `gathered`; ValueError where shapes, dtypes or transforms do not fit."""
+def call_of(
+    how: Wanted, given_left: Rows, given_right: Rows, groups: int, gathered: Gathered | None = None
+) -> GemmCall:
+    """The static part of the call; ValueError where shapes, dtypes or transforms of the two do not go together."""
     names = how.form.operands
     shapes = {name: _shape(operand) for name, operand in zip(names, (given_left, given_right), strict=True)}
     left, right = tokens_of(given_left), tokens_of(given_right)
@@ -118,6 +119,7 @@ def call_of(how: Wanted, given_left: Rows, given_right: Rows, groups: int) -> Ge
         right=quantizers[1],
         fast_accumulation=sums_fast(how.recipe, how.gemm),
         ctas=how.ctas,
+        gathered=gathered,
     )
 
 
@@ -134,23 +136,11 @@ def gathered_of(how: Wanted, left: Rows, right: Rows) -> Gathered | None:
     if name == "w":
         raise ValueError("w is TokenRows, which are rows of x or dy; give the weights [G, N, K]")
     if isinstance(rows.tokens, GroupedTensor):
-        _check_codes(how, name, rows.tokens.spec)
+        spec = rows.tokens.spec
+        layout = layout_of(spec, "rowwise")
+        if refusal := support.tokens_refusal(name, how.gemm, spec.quantizer.scaling, layout, spec.shape):
+            raise ValueError(refusal)
     return Gathered(side, _own_shape(rows.tokens)[-2], rows.position.shape[1])
-
-
-def _check_codes(how: Wanted, name: Operand, spec: GroupedTensorSpec) -> None:
-    scaling = spec.quantizer.scaling
-    if how.gemm == "wgrad" or scaling != "block":
-        raise ValueError(
-            f"{name} is tokens quantized in {scaling}, whose codes are not those of rows in {how.gemm}; quantize the "
-            "rows (`BoundQuantize.of_tokens`), or read tokens of block scaling in fprop or dgrad"
-        )
-    layout = layout_of(spec, "rowwise")
-    if layout != PLAIN or len(spec.shape) != 3 or spec.shape[0] != 1:
-        raise ValueError(
-            f"{name} is tokens {list(spec.shape)} quantized in the layout {layout}; quantize them as one matrix "
-            f"[1, T, {spec.shape[-1]}] in {PLAIN}"
-        )
 
 
 def _shape(operand: Rows) -> tuple[int, ...]:

@@ -87,14 +87,14 @@ def features(columns: int, activation: Activation, what: str) -> int:
     return columns // 2
 
 
-def check_probs(probs: Array | None, shape: tuple[int, ...]) -> None:
-    """ValueError unless probs is None or float32 of this shape."""
-    if probs is None:
+def check_per_row(name: str, values: Array | None, shape: tuple[int, ...]) -> None:
+    """ValueError unless values, called `name`, are None or float32 of this shape."""
+    if values is None:
         return
-    check_arrays(probs=probs)
-    if probs.shape != shape or probs.dtype != jnp.float32:
+    check_arrays(**{name: values})
+    if values.shape != shape or values.dtype != jnp.float32:
         raise ValueError(
-            f"probs has shape {list(probs.shape)} and dtype {probs.dtype}; give one float32 per row, {list(shape)}"
+            f"{name} has shape {list(values.shape)} and dtype {values.dtype}; give one float32 per row, {list(shape)}"
         )
 
 
@@ -116,5 +116,5 @@ def activate(x: Array, activation: Activation, *, probs: Array | None = None) ->
         raise ValueError("x has no axis; give one or more, the last of features")
     name = check_activation(activation)
     features(x.shape[-1], name, "x")
-    check_probs(probs, x.shape[:-1])
+    check_per_row("probs", probs, x.shape[:-1])
     return _activate(*varying_alike(as_jax((x, probs))), name)

@@ -56,7 +56,7 @@ class Observed(NamedTuple):
     def per_row(self, name: str, array: Some) -> Some:
         """What each row has one of, [*B, M], or None."""
         placement = self.layer.placement
-        spec = specs.WHOLE if placement is None else specs.spec_of(placement, (*placement.block_letters, "m"))
+        spec = specs.WHOLE if placement is None else specs.per_row(placement)
         return self._seen(name, array, spec)
 
     def context(self, context: Context) -> Context:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 
 from octavo import Recipe
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
-from octavo_jax.functions.activations import features
+from octavo_jax.functions.activations import check_per_row, features
 from octavo_jax.linear.arguments import check_state
 from octavo_jax.mlp.autograd import Arrays
 from octavo_jax.mlp.plan import Placements
@@ -62,16 +61,9 @@ def check_mlp_operands(
 
 def check_bo_scales(scales: Array | None, bo: Array | None, shape: tuple[int, ...]) -> None:
     """ValueError unless scales are None, or float32 of this shape beside a bias."""
-    if scales is None:
-        return
-    check_arrays(bo_scales=scales)
-    if bo is None:
+    if scales is not None and bo is None:
         raise ValueError("bo_scales was given and bo is None; give the bias that it scales, or neither")
-    if scales.shape != shape or scales.dtype != jnp.float32:
-        raise ValueError(
-            f"bo_scales has shape {list(scales.shape)} and dtype {scales.dtype}; give one float32 per row, "
-            f"{list(shape)}"
-        )
+    check_per_row("bo_scales", scales, shape)
 
 
 def _whole(kernel: Array, placement: Placement | None) -> list[int]:
@@ -119,7 +111,7 @@ def placed_mlp(
     first, second = placements
     if first is None or second is None or not explicit_axes(first.mesh):
         return a, states, group_sizes
-    per_row = specs.spec_of(first, (*first.block_letters, "m"))
+    per_row = specs.per_row(first)
     targets = {
         "x": specs.rows(first, "i"),
         "wi": specs.kernel(first, "kn"),

@@ -29,7 +29,7 @@ from octavo_jax.arrays.sizes import GroupSizes, in_one_array
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import LayerOptions
 from octavo_jax.dispatch.room import Room
-from octavo_jax.functions.activations import check_activation, check_probs
+from octavo_jax.functions.activations import check_activation, check_per_row
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.expert_rows import ExpertRows
@@ -117,7 +117,7 @@ def grouped_mlp(
     name, sharding = check_activation(activation), in_force(sharding)
     if wi.ndim != 3:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
-    check_probs(probs, x.shape[:-1])
+    check_per_row("probs", probs, x.shape[:-1])
     check_bo_scales(bo_scales, bo, x.shape[:-1])
     group_sizes = in_one_array(group_sizes)
     of_experts = ExpertRows.of(sharding, x, group_sizes)

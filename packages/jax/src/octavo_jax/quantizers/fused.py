@@ -20,7 +20,7 @@ from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.fused import activation_run, gradient_run, norm_run
 from octavo_jax.dispatch.quantizer import quantizer_for
-from octavo_jax.functions.activations import check_activation, check_probs, features
+from octavo_jax.functions.activations import check_activation, check_per_row, features
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.quantizers.derivatives import undifferentiated
@@ -96,7 +96,7 @@ def act_quantize(
     """
     x, name = _rows(x), check_activation(activation)
     check_whole("act_quantize", x=x)
-    check_probs(probs, x.shape[:1])
+    check_per_row("probs", probs, x.shape[:1])
     sizes = _sizes(group_sizes, x.shape[0])
     plan = _plan(spec, x, features(x.shape[1], name, f"x {list(x.shape)}"), sizes.shape[0], backend)
     how = _how(spec, sizes.shape[0], seed, operand, group_offset, scale)
@@ -133,7 +133,7 @@ def dact_quantize(
             f"dy has shape {list(dy.shape)} and dtype {dy.dtype}; x {list(x.shape)} with {name} needs {list(needed)} "
             f"in x's dtype, {x.dtype}"
         )
-    check_probs(probs, x.shape[:1])
+    check_per_row("probs", probs, x.shape[:1])
     sizes = _sizes(group_sizes, x.shape[0])
     plan = _plan(spec, x, x.shape[1], sizes.shape[0], backend)
     how = _how(spec, sizes.shape[0], seed, operand, group_offset, scale)

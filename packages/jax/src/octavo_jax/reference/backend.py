@@ -23,7 +23,7 @@ from octavo_jax.functions.composed import bind_fused
 from octavo_jax.scaling.seeds import seed_words
 from octavo_registry.contract.backend import AnyBound, Backend, Refused
 from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
+from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad, token_operands
 from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, Dequantize, Quantize
 from octavo_registry.contract.request import (
@@ -216,15 +216,7 @@ class ReferenceBackend(Backend):
 def _bind_gemm(request: GemmRequest) -> AnyBound:
     dtype, note = jnp.dtype(request.out_dtype), "fp32 products of dequantized operands"
     if request.op == "fprop":
-        return BoundFprop(_bind_fprop(dtype, request.weight), note=note, takes_tokens=_takes_tokens(request, "x"))
+        return BoundFprop(_bind_fprop(dtype, request.weight), note=note, takes_tokens=token_operands(request, "x"))
     if request.op == "dgrad":
-        return BoundDgrad(_bind_dgrad(dtype, request.weight), note=note, takes_tokens=_takes_tokens(request, "dy"))
-    return BoundWgrad(_bind_wgrad(dtype, request.weight), note=note, takes_tokens=_takes_tokens(request, "x", "dy"))
-
-
-def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
-    """Those that are values, or codes along rows each of which depends on its row alone."""
-    if not request.recipe.quantizes(request.op):
-        return operands
-    specs = {operand: request.recipe.quantizer(operand) for operand in operands if request.op != "wgrad"}
-    return tuple(operand for operand, spec in specs.items() if spec is not None and spec.independent_rows)
+        return BoundDgrad(_bind_dgrad(dtype, request.weight), note=note, takes_tokens=token_operands(request, "dy"))
+    return BoundWgrad(_bind_wgrad(dtype, request.weight), note=note, takes_tokens=token_operands(request, "x", "dy"))

@@ -107,7 +107,7 @@ def fused_rows(
 
     column: Letter = "o" if operand == "dy" else "i"
     form = planes.form_of(planes.spec_of_plan(plan, (tokens[0].shape[-2], columns), groups))
-    rows, per_row = specs.rows(placement, column), specs.spec_of(placement, (*placement.block_letters, "m"))
+    rows, per_row = specs.rows(placement, column), specs.per_row(placement)
     per_group = specs.groups(placement)
     known = {"activated": rows, "mean": per_row, "rstd": per_row, "dbias": per_group, "amax": per_group}
     names = (*extra_names, *(() if scale is None else ("amax",)))

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec
 
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
@@ -44,10 +43,6 @@ def _kernel_specs(placement: Placement, w: GemmOperand, weight: Weight) -> Any:
     if isinstance(w, GroupedTensor):
         return specs.quantized_kernel(placement, w, weight)
     return specs.kernel(placement, weight)
-
-
-def _on_shard(placement: Placement, rows: Rows, column: Letter) -> Rows:
-    return rows if isinstance(rows, TokenRows) else planes.on_shard(placement, rows, ("m", column))
 
 
 def _whole_kernel(placement: Placement, w: GemmOperand, direction: Direction, weight: Weight, experts: int) -> Any:
@@ -94,7 +89,7 @@ def rows_product(
 
     def local(rows: Rows, w: GemmOperand, sizes: Array, bias: Array | None, scales: Array | None) -> Array:
         partial = placement.auto(placement.several(contracted))
-        blocks, rows = Blocks.of(placement, sizes), _on_shard(placement, rows, contracted)
+        blocks, rows = Blocks.of(placement, sizes), planes.on_shard(placement, rows, ("m", contracted))
         whole = _whole_kernel(placement, w, direction, weight, blocks.experts)
         biases = None if bias is None else bias.reshape(blocks.experts, -1, bias.shape[-1])
         outs = []
@@ -115,7 +110,7 @@ def rows_product(
         _kernel_specs(placement, w, weight),
         specs.sizes(placement),
         specs.groups(placement, columns=remaining),
-        _per_row(placement),
+        specs.per_row(placement),
     )
     result: Array = run(placement, local, operands, in_specs, specs.rows(placement, remaining))
     return result
@@ -126,10 +121,6 @@ def bias_arguments(bias: Array, scales: Array | None) -> dict[str, Array]:
     return {"bias": bias} if scales is None else {"bias": bias, "bias_scales": scales}
 
 
-def _per_row(placement: Placement) -> PartitionSpec:
-    return specs.spec_of(placement, (*placement.block_letters, "m"))
-
-
 def kernel_product(how: ShardedGemm, x: Rows, dy: Rows, group_sizes: Array) -> Array:
     """dw with the axes of the kernel, from "wgrad" of each block."""
     placement, _, product, weight, out_dtype = how
@@ -137,7 +128,7 @@ def kernel_product(how: ShardedGemm, x: Rows, dy: Rows, group_sizes: Array) -> A
 
     def local(x: Rows, dy: Rows, sizes: Array) -> Array:
         blocks, totals = Blocks.of(placement, sizes), list[Array]()
-        x, dy = _on_shard(placement, x, "i"), _on_shard(placement, dy, "o")
+        x, dy = planes.on_shard(placement, x, ("m", "i")), planes.on_shard(placement, dy, ("m", "o"))
         for block in blocks:
             operands = blocks.take(x, block), blocks.take(dy, block), blocks.take(sizes, block)
             if block.f == 0:
@@ -188,7 +179,7 @@ def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any, s
         placement,
         local,
         (dy, group_sizes, scales),
-        (specs.rows(placement, "o"), specs.sizes(placement), _per_row(placement)),
+        (specs.rows(placement, "o"), specs.sizes(placement), specs.per_row(placement)),
         specs.groups(placement, columns="o"),
     )
     return result
@@ -208,6 +199,6 @@ def bias_scale_products(placement: Placement, dy: Array, bias: Array, group_size
         local,
         (dy, bias, group_sizes),
         (specs.rows(placement, "o"), specs.groups(placement, columns="o"), specs.sizes(placement)),
-        _per_row(placement),
+        specs.per_row(placement),
     )
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -16,6 +16,8 @@ from octavo_jax.remat.checkpoint_names import DIRECTIONS, FIELDS
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_registry import QuantizePlan, Weight
+
+Some = TypeVar("Some")
 
 
 def spec_of_plan(plan: QuantizePlan, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
@@ -55,9 +57,7 @@ def shared(q: GroupedTensor) -> GroupedTensor:
     return replace(q, columnwise=q.rowwise, columnwise_scale=q.rowwise_scale, columnwise_global=q.rowwise_global)
 
 
-def on_shard(
-    placement: Placement, operand: GroupedTensor | Array, letters: tuple[Letter, ...]
-) -> GroupedTensor | Array:
+def on_shard(placement: Placement, operand: Some, letters: tuple[Letter, ...]) -> Some:
     """An operand inside a local function. Its spec is one shard's already, unless the mesh was not known before."""
     if not placement.deferred or not isinstance(operand, GroupedTensor):
         return operand

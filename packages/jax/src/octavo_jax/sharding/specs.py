@@ -62,6 +62,11 @@ def rows(placement: Placement, column: Letter) -> PartitionSpec:
     return spec_of(placement, (*placement.block_letters, "m", column))
 
 
+def per_row(placement: Placement) -> PartitionSpec:
+    """Of what each row has one of, [*B, M]."""
+    return spec_of(placement, (*placement.block_letters, "m"))
+
+
 def sizes(placement: Placement) -> PartitionSpec:
     """Of group sizes [*B, G]."""
     return spec_of(placement, (*placement.block_letters, "h"))

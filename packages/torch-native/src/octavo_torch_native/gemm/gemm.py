@@ -15,6 +15,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION
+from octavo_native.support import tokens_refusal
 from octavo_registry.contract import WEIGHT_SHAPES, TokenRows, Weight, gemm_form
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text, quantizer_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
@@ -217,18 +218,9 @@ class GroupedGemm:
         )
 
     def _check_tokens(self, tokens: GroupedTensorSpec) -> None:
-        scaling = tokens.quantizer.scaling
-        if self._kernel == "wgrad" or scaling != "block":
-            raise ValueError(
-                f"{self.left} is tokens quantized in {scaling}, whose codes are not those of rows in {self.gemm}; "
-                "quantize the rows (`BoundQuantize.of_tokens`), or read tokens of block scaling in fprop or dgrad"
-            )
         layout = layout_of(tokens, self.direction[0])
-        if layout != PLAIN or len(tokens.shape) != 3 or tokens.shape[0] != 1:
-            raise ValueError(
-                f"{self.left} is tokens {list(tokens.shape)} quantized in the layout {layout}; quantize them as one "
-                f"matrix [1, T, {tokens.shape[-1]}] in {PLAIN}"
-            )
+        if refusal := tokens_refusal(self.left, self.gemm, tokens.quantizer.scaling, layout, tokens.shape):
+            raise ValueError(refusal)
 
     def _check_quantizers(self, left: GroupedTensorSpec, right: GroupedTensorSpec) -> None:
         a, b = left.quantizer, right.quantizer

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.quantizer import HADAMARD_SIZE, Direction, Operand
+from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_registry.contract.backend import AnyBound, AnyBoundGemm, Backend, Refused
-from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad
+from octavo_registry.contract.gemm import BoundDgrad, BoundFprop, BoundWgrad, Dgrad, Fprop, Wgrad, token_operands
 from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, Dequantize, Quantize, QuantizeTokens
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
@@ -47,18 +47,10 @@ class ReferenceBackend(Backend):
 def _gemm(request: GemmRequest) -> AnyBoundGemm:
     dtype = _DTYPES[request.out_dtype]
     if request.op == "fprop":
-        return BoundFprop(_fprop(dtype), takes_tokens=_takes_tokens(request, "x"))
+        return BoundFprop(_fprop(dtype), takes_tokens=token_operands(request, "x"))
     if request.op == "dgrad":
-        return BoundDgrad(_dgrad(dtype), takes_tokens=_takes_tokens(request, "dy"))
-    return BoundWgrad(_wgrad(dtype), takes_tokens=_takes_tokens(request, "x", "dy"))
-
-
-def _takes_tokens(request: GemmRequest, *operands: Operand) -> tuple[Operand, ...]:
-    """Those that are values, or codes along rows each of which depends on its row alone."""
-    if not request.recipe.quantizes(request.op):
-        return operands
-    specs = {operand: request.recipe.quantizer(operand) for operand in operands if request.op != "wgrad"}
-    return tuple(operand for operand, spec in specs.items() if spec is not None and spec.independent_rows)
+        return BoundDgrad(_dgrad(dtype), takes_tokens=token_operands(request, "dy"))
+    return BoundWgrad(_wgrad(dtype), takes_tokens=token_operands(request, "x", "dy"))
 
 
 def _quantizer(quantizer: str, role: str) -> Quantize[Tensor, GroupedTensor]:
