@@ -49,6 +49,9 @@ MOST_EXPERTS: Final = 1024
 MOST_CHOICES: Final = 32
 """What the warp that works on a token holds of a router; `MOST_CHOICES` is that of groups of experts, too."""
 
+MOST_COUNTED_GROUPS: Final = 1024
+"""Groups up to which choices are sorted on CUDA by counting them once per group."""
+
 CUDA_DTYPES: Final[tuple[HalfDType, ...]] = ("bfloat16", "float16")
 """What unquantized operands of a GEMM on CUDA may be."""
 
@@ -156,6 +159,25 @@ def router_refusal(experts: int | None, choices: int | None, expert_groups: int)
         if number > most:
             return f"there are {number} {what}, and its kernels, which give each token a warp, hold {most}"
     return None
+
+
+def route_refusal(groups: int | None, *, cuda: bool) -> str | None:
+    """Why the kernels do not sort choices of so many groups, or None; groups None: any."""
+    if not cuda or (groups or 1) <= MOST_COUNTED_GROUPS:
+        return None
+    return (
+        f"groups is {groups}, and its cuda kernel, which counts the choices once per group, is slower than a sort past "
+        f"{MOST_COUNTED_GROUPS}"
+    )
+
+
+def gives_forward(activation: str, dtype: str, wanted: Collection[str]) -> bool:
+    """Whether one pass makes an activation's gradient and, beside it, the activation; sums of columns are made by other
+    kernels.
+
+    wanted  names of what the pass is to make
+    """
+    return activation in ("swiglu", "clamped_swiglu") and dtype == "bfloat16" and "dbias" not in wanted
 
 
 def layout_refusal(directions: Collection[str], layouts: Sequence[str]) -> str | None:

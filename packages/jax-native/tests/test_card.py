@@ -21,7 +21,7 @@ from octavo_jax_native.gemm.tiles import kernel_choices
 from octavo_jax_native.plugin import CARD
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_registry import Request
-from octavo_registry.contract.cards import QUANTIZERS, Capability
+from octavo_registry.contract.cards import MOVES, QUANTIZERS, ROUTERS, Capability
 from octavo_registry.dispatch.match import match
 
 HEAVY = ("jax", "jaxlib", "numpy", "octavo_native._native", "octavo_jax_native.ffi.targets")
@@ -40,13 +40,13 @@ def test_the_card_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_recipe_on_both_devices(device: str) -> None:
     """Six scalings quantized, after a function too, and dequantized, plain and native; three GEMMs of these and of
-    unquantized operands; CUDA on sm_90 alone; all of it graph-safe."""
+    unquantized operands; routers, and rows that move with their choices; CUDA on sm_90 alone; all of it graph-safe."""
     rows = [row for row in CARD.capabilities if row.device == device]
     served = {(op, recipe) for row in rows for op in row.ops for recipe in row.recipes}
     scalings = set(octavo_native.SCALINGS)
     assert served == {(op, kind) for op in QUANTIZERS | {"dequantize"} for kind in scalings} | {
         (op, kind) for op in GEMMS for kind in scalings | {"high_precision"}
-    }
+    } | {(op, "high_precision") for op in MOVES | ROUTERS}
     for row in rows:
         assert row.graph_safe
         assert (row.min_arch, row.max_arch) == (((9, 0), (9, 0)) if device == "cuda" else (None, None))

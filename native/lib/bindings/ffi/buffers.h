@@ -23,6 +23,7 @@ inline const char* type_name(ffi::DataType type) {
     case ffi::F32: return "f32";
     case ffi::F16: return "f16";
     case ffi::BF16: return "bf16";
+    case ffi::PRED: return "pred";
     case ffi::U8: return "u8";
     case ffi::S32: return "s32";
     case ffi::U32: return "u32";

@@ -88,5 +88,7 @@ std::vector<Target> quantize_targets();
 std::vector<Target> dequantize_targets();
 std::vector<Target> convert_targets();
 std::vector<Target> gemm_targets();
+std::vector<Target> router_targets();
+std::vector<Target> rows_targets();
 
 }  // namespace octavo

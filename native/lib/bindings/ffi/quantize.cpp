@@ -5,7 +5,8 @@
 //           which each token has `each` (RowIndex in octavo/quantize.h);
 //           of a prologue: dy, probs f32[M], gamma, beta; start_<result>s that results are aliased with
 // results   row_codes, row_scales, row_global; col_codes, col_scales, col_global; amax f32[G]; dequantized bf16;
-//           activated; dbias f32[G, C]; mean, rstd f32[M]; workspace u8 of any size
+//           activated; dbias f32[G, C]; dprobs f32[M] and forward [M, F] of an activation's gradient; mean, rstd
+//           f32[M]; workspace u8 of any size. Of an activation or its gradient activated may be there without planes
 #include "octavo/quantize.h"
 #include "common/check.h"
 #include "handler.h"
@@ -133,6 +134,11 @@ void read_index(Buffers& operands, int64_t each, Input& input) {
   input.rows = dims[0] / 2;
 }
 
+// Columns of the activation whose gradient is made.
+int64_t gradient_features(const QuantizeArgs& args) {
+  return is_gated(args.prologue.activation) ? args.input.cols / 2 : args.input.cols;
+}
+
 void read_operands(Buffers& operands, QuantizeArgs& args, ffi::DataType type, const Extent& out) {
   Input& input = args.input;
   if (input.matrix_rows == 0) {
@@ -153,7 +159,7 @@ void read_operands(Buffers& operands, QuantizeArgs& args, ffi::DataType type, co
     prologue.probs = operands.take<const float>("probs", ffi::F32, {input.rows});
   }
   if (prologue.kind == PrologueKind::activation_grad) {
-    const int64_t features = is_gated(prologue.activation) ? input.cols / 2 : input.cols;
+    const int64_t features = gradient_features(args);
     operands.need("dy");
     prologue.dy = operands.take("dy", type, {input.rows, features});
     prologue.dy_stride = features;
@@ -190,6 +196,10 @@ void read_results(Buffers& results, QuantizeArgs& args, ffi::DataType type, cons
   if (args.prologue.kind == PrologueKind::none) return;
   args.activated = results.take("activated", type, shape);
   args.dbias = results.take<float>("dbias", ffi::F32, {out.groups, out.cols});
+  if (args.prologue.kind == PrologueKind::activation_grad) {
+    args.prologue.dprobs = results.take<float>("dprobs", ffi::F32, {out.rows});
+    args.prologue.forward = results.take("forward", type, {out.rows, gradient_features(args)});
+  }
   if (args.prologue.kind == PrologueKind::norm) {
     if (args.prologue.norm == Norm::layer) args.prologue.mean = results.take<float>("mean", ffi::F32, {out.rows});
     args.prologue.rstd = results.take<float>("rstd", ffi::F32, {out.rows});

@@ -12,8 +12,8 @@ namespace nb = nanobind;
 
 nb::dict ffi_targets() {
   nb::dict cpu, cuda;
-  for (const auto& targets :
-       {plan_targets(), quantize_targets(), dequantize_targets(), convert_targets(), gemm_targets()}) {
+  for (const auto& targets : {plan_targets(), quantize_targets(), dequantize_targets(), convert_targets(),
+                              gemm_targets(), router_targets(), rows_targets()}) {
     for (const Target& one : targets) {
       cpu[one.name] = nb::capsule(reinterpret_cast<void*>(one.cpu));
       if (one.cuda != nullptr) cuda[one.name] = nb::capsule(reinterpret_cast<void*>(one.cuda));

@@ -11,11 +11,19 @@ from octavo_native import support
 from octavo_registry.contract import (
     AnyBound,
     AnyBoundGemm,
+    AnyBoundMove,
+    AnyBoundRouter,
     AnyRequest,
     Backend,
+    BoundChooseExperts,
+    BoundChooseGradient,
+    BoundCombineRows,
     BoundDequantize,
     BoundDgrad,
+    BoundDotRows,
     BoundFprop,
+    BoundPermuteRows,
+    BoundRoute,
     BoundWgrad,
     ChooseRequest,
     DequantizeRequest,
@@ -44,8 +52,7 @@ class NativeBackend(Backend):
             targets.register()
 
     def refuses(self, request: AnyRequest) -> str | None:
-        """Versions that do not go together, a build without CUDA kernels, a layout of the other direction, and GEMMs
-        whose sides or dtypes the CUDA kernels do not take."""
+        """Versions that do not go together, a build without CUDA kernels, and what is refused everywhere."""
         if self._unfit is not None:
             return self._unfit
         cuda = request.device == "cuda"
@@ -54,7 +61,12 @@ class NativeBackend(Backend):
         return self.refuses_everywhere(request)
 
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
-        """A layout of the other direction, and GEMMs whose sides or dtypes the CUDA kernels do not take."""
+        """A layout of the other direction, GEMMs whose sides or dtypes the CUDA kernels do not take, too many groups to
+        count, and experts for a warp."""
+        if isinstance(request, MoveRequest) and request.op == "route":
+            return support.route_refusal(request.groups, cuda=request.device == "cuda")
+        if isinstance(request, ChooseRequest):
+            return support.router_refusal(request.groups, request.choices, request.expert_groups)
         if request.device == "cuda" and isinstance(request, GemmRequest):
             dtypes = None if _quantized(request) else (request.in_dtype, request.other_dtype)
             return support.gemm_refusal(request.op, cuda=True, k=request.k, n=request.n, dtypes=dtypes)
@@ -71,7 +83,11 @@ class NativeBackend(Backend):
 
         if isinstance(request, GemmRequest):
             return _bind_gemm(request)
-        if isinstance(request, MoveRequest | ChooseRequest | OptimizerRequest):
+        if isinstance(request, MoveRequest):
+            return _bind_move(request)
+        if isinstance(request, ChooseRequest):
+            return _bind_router(request)
+        if isinstance(request, OptimizerRequest):
             raise Refused(f"serves no {request.op}; its card does not name it")
         if isinstance(request, QuantizeRequest):
             return bind_quantize(request.quantizer, request.layouts)
@@ -115,6 +131,24 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
         limited=of_wgrad,
         takes_tokens=support.gathered_operands(request, "x", "dy"),
     )
+
+
+def _bind_move(request: MoveRequest) -> AnyBoundMove:
+    from octavo_jax_native.moe import moves
+
+    if request.op == "route":
+        return BoundRoute(moves.route)
+    if request.op == "permute_rows":
+        return BoundPermuteRows(moves.permute_rows)
+    return BoundCombineRows(moves.combine_rows) if request.op == "combine_rows" else BoundDotRows(moves.dot_rows)
+
+
+def _bind_router(request: ChooseRequest) -> AnyBoundRouter:
+    from octavo_jax_native.moe import chooser
+
+    if request.op == "choose_experts":
+        return BoundChooseExperts(chooser.choose_experts)
+    return BoundChooseGradient(chooser.choose_gradient)
 
 
 def _quantized(request: GemmRequest) -> bool:

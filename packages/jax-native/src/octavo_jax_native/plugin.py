@@ -15,7 +15,6 @@ _LAYOUTS = frozenset(layout for known in LAYOUTS_OF_DIRECTION.values() for layou
 
 
 def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
-    """The kernels' rows but for routers and moved rows, which are XLA's own."""
     return tuple(
         Capability(
             ops=row.ops,
@@ -33,7 +32,6 @@ def _rows(device: support.Device, **conditions: Any) -> tuple[Capability, ...]:
             **conditions,
         )
         for row in support.SUPPORT[device]
-        if row.ops not in (support.MOVE_OPS, support.ROUTER_OPS)
     )
 
 

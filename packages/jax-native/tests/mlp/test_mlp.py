@@ -50,7 +50,8 @@ def _arrays(rng: np.random.Generator) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("kind", RECIPES)
 def test_layers_in_a_row_give_the_same(kind: str, rng: np.random.Generator) -> None:
-    """Every recipe, slots and states: y, gradients and histories; bi's within its bound; zeros in tails and empties."""
+    """Every recipe, slots and states: y, gradients and histories; those of bi and probs, which the kernels sum in
+    orders of their own, within their bounds; zeros in tails and empties."""
     recipe = RECIPES[kind]
     *given, dy = _arrays(rng)
     states: Any = (octavo_jax.init_delayed(recipe, G),) * 2 if isinstance(recipe, octavo.DelayedScaling) else None
@@ -71,20 +72,32 @@ def test_layers_in_a_row_give_the_same(kind: str, rng: np.random.Generator) -> N
         made = grouped_mlp(x, wi, wo, SIZES, activation="relu2", probs=probs, bi=bi, bo=bo, **how)
         return made if states else (made, None)
 
+    def sums_of_probs(x: Any, wi: Any, wo: Any, bi: Any, bo: Any, probs: Any, states: Any) -> Any:
+        """Of magnitudes: of each row of fc2's dx times the activation."""
+        s1, s2 = states or (None, None)
+        y1, _ = layer(x, wi, bi, s1, seeds[0])
+        a = activate(y1, "relu2", probs=probs)
+        (_, later), pull = jax.vjp(lambda a, s2: layer(a, wo, bo, s2, seeds[1]), a, s2)
+        da, _ = pull((dy, jax.tree.map(jnp.zeros_like, later)))
+        return jnp.sum(jnp.abs(da.astype(jnp.float32) * activate(y1.astype(jnp.float32), "relu2")), axis=1)
+
     @jax.jit
     def run(*given: Any) -> Any:
         def both(function: Any) -> Any:
             made, pull = jax.vjp(function, *given)
             return made, pull((dy, jax.tree.map(jnp.zeros_like, made[1])))
 
-        return both(fused), both(unfused)
+        return both(fused), both(unfused), sums_of_probs(*given)
 
-    ((y, after), grads), ((y_2, after_2), grads_2) = run(*given, states)
+    ((y, after), grads), ((y_2, after_2), grads_2), terms = run(*given, states)
     names = ("x", "wi", "wo", "bi", "bo", "probs")
     for name, one, other in zip(("y", *names), (y, *grads), (y_2, *grads_2), strict=False):
         if name == "bi":  # the kernel and plain JAX sum in orders of their own, and round once to bf16
             allowed = 2.0**-7 * np.abs(np.asarray(other, np.float32)) + M * 2.0**-24 * 8
             assert np.all(np.abs(np.asarray(one, np.float32) - np.asarray(other, np.float32)) <= allowed)
+        elif name == "probs":
+            allowed = 2 * (F + 2) * 2.0**-24 * np.asarray(terms)[:USED]  # two sums of F products in fp32
+            assert np.all(np.abs(np.asarray(one - other)[:USED]) <= allowed), name
         else:
             assert np.array_equal(one, other), name
     for one, other in zip(jax.tree.leaves((after, grads[6])), jax.tree.leaves((after_2, grads_2[6])), strict=True):

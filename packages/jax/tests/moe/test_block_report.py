@@ -42,9 +42,12 @@ def test_each_operation_has_a_backend_or_a_reason() -> None:
     taken = f"rows are permuted first: {BACKEND}'s quantizer takes no tokens"
     once = f"{BACKEND} quantizes each token once, and {BACKEND} reads its codes in"
     assert told.tokens == (
+        ("experts", "XLA chooses"),
+        ("choices", "XLA sorts them"),
         ("x in fprop", f"{once} fprop"),
         ("x in wgrad", taken),
         ("dy", f"{once} dgrad; for wgrad {taken}"),
+        ("y and dx", "XLA sums rows by token"),
     )
     assert told.exchange == ""
 
@@ -91,10 +94,8 @@ def test_rows_that_a_mesh_cuts() -> None:
     how: dict[str, Any] = {"k": C, "recipe": MXFP8(), "activation": "relu2", "backend": BACKEND}
     with jax.set_mesh(jax.make_mesh((2,), ("tp",), axis_types=(AxisType.Auto,))):
         told = moe.explain(x, router, wi[..., :F], wo, **how, sharding=octavo_jax.MeshAxes(tp="tp"))
-    ((what, how),) = told.tokens
-    assert (what, how) == (
-        "x and dy",
-        "rows are permuted first: a mesh cuts them, or sums stand behind the experts",
+    assert dict(told.tokens)["x and dy"] == (
+        "rows are permuted first: a mesh cuts them, or sums stand behind the experts"
     )
 
 

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 ABI_LEVEL = 2
 """The level of octavo-native's calls that this package makes."""
 
-_ROUTED_GROUPS = 1024
 _SMS_OF_AN_H100 = 132
 
 
@@ -80,11 +79,8 @@ class NativeBackend(Backend):
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
         """Too many groups to count, or experts for a warp; a layout of the other direction, sides, dtypes of a GEMM."""
         cuda = request.device == "cuda"
-        if request.op == "route" and cuda and (request.groups or 1) > _ROUTED_GROUPS:
-            return (
-                f"groups is {request.groups}, and its cuda kernel, which counts the choices once per group, is slower "
-                f"than a sort past {_ROUTED_GROUPS}"
-            )
+        if request.op == "route":
+            return support.route_refusal(request.groups, cuda=cuda)
         if isinstance(request, ChooseRequest):
             return support.router_refusal(request.groups, request.choices, request.expert_groups)
         if isinstance(request, PlanesRequest) and not isinstance(request, DequantizeRequest):

@@ -8,6 +8,8 @@ A MoE layer over several ranks knows how many rows are routed at most, and moves
 is then [M], and `position` of every choice that is routed nowhere is M - 1, past the sum of the sizes. It also combines
 rows of buffers that have more places than it has choices, M > T k. `Route` never makes such places.
 
+Integers are int64, and int32 in JAX, which has no int64 unless it is turned on.
+
 octavo_numerics.choose_experts and choose_gradient define the first two, and bound what fp32 may be off by. Choices are
 exact: where neither a bias nor groups decide, experts are ordered by their logits.
 """

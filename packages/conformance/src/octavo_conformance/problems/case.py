@@ -199,6 +199,13 @@ class Case:
         """The same bits in numpy."""
         return self.bridge.to_numpy(array)
 
+    def integers(self, array: Any) -> Array:
+        """As int64, which JAX has not unless it is turned on: there they are int32."""
+        values = self.numpy(array)
+        kinds = ("int32", "int64") if self.bridge.name == "jax" else ("int64",)
+        assert values.dtype in kinds, f"integers are {values.dtype}; they are {' or '.join(kinds)}"
+        return values.astype("int64")
+
     def quantize(self, x: Array, sizes: Array | list[int] | None = None, **arguments: Any) -> Any:
         """The front end's quantize with this backend alone; a GroupedTensor of the framework."""
         arguments.setdefault("spec", self.spec if isinstance(self.variant, QuantizerVariant) else None)

@@ -10,3 +10,8 @@ def as_int64(numbers: Array) -> Array:
     """int32 [2 M] of integers [M]: the words of each as int64, the lower one first."""
     low = numbers.astype(jnp.int32)
     return jnp.stack([low, low >> 31], axis=-1).reshape(-1)
+
+
+def as_int32(words: Array) -> Array:
+    """int32 [M] of such words, whose numbers it holds."""
+    return words[::2]

@@ -20,13 +20,31 @@ PLAN = "octavo_plan"
 DEQUANTIZE = "octavo_dequantize"
 CONVERT = "octavo_convert"
 GEMM = "octavo_gemm"
+CHOOSE = "octavo_choose"
+CHOOSE_GRADIENT = "octavo_choose_gradient"
+ROUTE = "octavo_route"
+PERMUTE_ROWS = "octavo_permute_rows"
+COMBINE_ROWS = "octavo_combine_rows"
+DOT_ROWS = "octavo_dot_rows"
 
 QUANTIZE = {
     scaling: f"octavo_quantize_{scaling}" for scaling in ("delayed", "current", "row", "block", "mxfp8", "nvfp4")
 }
 """The target that quantizes, by scaling."""
 
-TARGETS = (PLAN, *QUANTIZE.values(), DEQUANTIZE, CONVERT, GEMM)
+TARGETS = (
+    PLAN,
+    *QUANTIZE.values(),
+    DEQUANTIZE,
+    CONVERT,
+    GEMM,
+    CHOOSE,
+    CHOOSE_GRADIENT,
+    ROUTE,
+    PERMUTE_ROWS,
+    COMBINE_ROWS,
+    DOT_ROWS,
+)
 """Every target's name: what `jax.export` must be told to let pass, as `DisabledSafetyCheck.custom_call(name)`."""
 
 _lock = threading.Lock()

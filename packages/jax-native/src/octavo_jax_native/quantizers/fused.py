@@ -7,7 +7,7 @@ array has the bits that `octavo_jax.quantize` gives it. None of them is differen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from octavo_jax.plugin_api import (
     check_input,
     check_norm,
     check_sizes,
+    dtype_name,
     features,
     one_group,
 )
@@ -33,7 +34,8 @@ from octavo_jax_native.arrays import options
 from octavo_jax_native.arrays.planes import array, tensor_of
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.quantize import Prologue
-from octavo_jax_native.quantizers.kernel import QuantizeKernel
+from octavo_jax_native.quantizers.kernel import QuantizeKernel, values_of
+from octavo_native import support
 from octavo_registry.contract import (
     Activation,
     BoundActQuantize,
@@ -43,9 +45,14 @@ from octavo_registry.contract import (
     Norm,
     NormRequest,
     Wanted,
+    WantedOfGradient,
 )
 
 Layouts = tuple[str, str]
+
+_OF_GRADIENT = ("dbias", "dprobs")
+_UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
+"""Of a call without planes, which needs neither a scale nor random bits."""
 
 
 def bind_fused(request: FusedRequest) -> BoundFused:
@@ -53,8 +60,10 @@ def bind_fused(request: FusedRequest) -> BoundFused:
     if isinstance(request, NormRequest):
         return BoundNormQuantize(NormQuantizer(request.quantizer, request.layouts, request.norm))
     if request.op == "act_quantize":
-        return BoundActQuantize(ActQuantizer(request.quantizer, request.layouts, request.activation))
-    return BoundDactQuantize(DactQuantizer(request.quantizer, request.layouts, request.activation))
+        activation = ActQuantizer(request.quantizer, request.layouts, request.activation)
+        return BoundActQuantize(activation, values=activation.values)
+    gradient = DactQuantizer(request.quantizer, request.layouts, request.activation)
+    return BoundDactQuantize(gradient, values=gradient.values)
 
 
 class ActQuantizer:
@@ -83,6 +92,21 @@ class ActQuantizer:
         arguments = _Arguments(seed, operand, group_offset, scale)
         return self._function(operands, columns, group_sizes, arguments, _names(self._spec, wanted))
 
+    def values(
+        self,
+        x: Array,
+        group_sizes: Array | None = None,
+        /,
+        *,
+        probs: Array | None = None,
+        wanted: Wanted = None,
+    ) -> Extras:
+        """act(x) times probabilities as it is: octavo_registry.contract.fused.ActValues."""
+        check_input(x, "x", (2,))
+        columns = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
+        operands = {"x": x, **_probs_operand(probs, x)}
+        return values_function(Prologue("activation", self._activation))(operands, columns, group_sizes, ("activated",))
+
 
 class DactQuantizer:
     """The function of "dact_quantize"."""
@@ -105,13 +129,35 @@ class DactQuantizer:
         scale: Array | None = None,
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
+        operands = self._operands(dy, x, probs)
+        arguments = _Arguments(seed, operand, group_offset, scale)
+        names = _names(self._spec, wanted, "dbias", "dprobs")
+        return self._function(operands, x.shape[1], group_sizes, arguments, names)
+
+    def values(
+        self,
+        dy: Array,
+        x: Array,
+        group_sizes: Array | None = None,
+        /,
+        *,
+        probs: Array | None = None,
+        wanted: WantedOfGradient = None,
+    ) -> Extras:
+        """The gradient of act_quantize's x as it is: octavo_registry.contract.fused.DactValues."""
+        operands = self._operands(dy, x, probs)
+        names = ("activated", *(name for name in _OF_GRADIENT if wanted is None or name in wanted))
+        asks = wanted is not None and "forward" in wanted
+        if asks and support.gives_forward(self._activation, dtype_name(x.dtype, "x"), names):
+            names = (*names, "forward")
+        return values_function(Prologue("activation_grad", self._activation))(operands, x.shape[1], group_sizes, names)
+
+    def _operands(self, dy: Array, x: Array, probs: Array | None) -> dict[str, Array]:
         check_input(x, "x", (2,))
         check_input(dy, "dy", (2,))
         inner = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
         check_array(dy, "dy", (x.shape[0], inner), x.dtype)
-        operands = {"x": x, "dy": dy, **_probs_operand(probs, x)}
-        arguments = _Arguments(seed, operand, group_offset, scale)
-        return self._function(operands, x.shape[1], group_sizes, arguments, _names(self._spec, wanted, "dbias"))
+        return {"x": x, "dy": dy, **_probs_operand(probs, x)}
 
 
 class NormQuantizer:
@@ -168,13 +214,18 @@ def _names(spec: QuantizerSpec, wanted: Wanted, *own: str) -> tuple[str, ...]:
     return tuple(name for name in ("activated", "amax", "dequantized", *own) if name in wanted)
 
 
-def _extra_results(names: tuple[str, ...], x: Array, columns: int, groups: int) -> dict[str, jax.ShapeDtypeStruct]:
+def _extra_results(
+    names: tuple[str, ...], operands: Mapping[str, Array], columns: int, groups: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    x = operands["x"]
     rows = x.shape[0]
     every: dict[str, tuple[tuple[int, ...], Any]] = {
         "activated": ((rows, columns), x.dtype),
         "amax": ((groups,), jnp.float32),
         "dequantized": ((rows, columns), jnp.bfloat16),
         "dbias": ((groups, columns), jnp.float32),
+        "dprobs": ((rows,), jnp.float32),
+        "forward": ((rows, operands.get("dy", x).shape[1]), x.dtype),
         "mean": ((rows,), jnp.float32),
         "rstd": ((rows,), jnp.float32),
     }
@@ -193,7 +244,7 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
     def octavo_quantize(
         operands: dict[str, Array], group_sizes: Array, columns: int, operand: Operand, names: tuple[str, ...]
     ) -> tuple[dict[str, Array], ...]:
-        extras = _extra_results(names, operands["x"], columns, group_sizes.shape[0])
+        extras = _extra_results(names, operands, columns, group_sizes.shape[0])
         return kernel.results(operands, group_sizes, operand, columns, extras)
 
     octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
@@ -224,5 +275,25 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
         results = compiled(every, sizes, columns=columns, operand=arguments.operand or spec.role, names=names)
         tensor = tensor_of(tensor_spec((rows, columns), groups), sizes, results)
         return tensor, Extras(**{name: results[0][name] for name in names})
+
+    return function
+
+
+@lru_cache(maxsize=64)
+def values_function(prologue: Prologue) -> Callable[..., Extras]:
+    """The function of a prologue that nothing quantizes; its arguments are those of `fused_function`'s."""
+
+    def octavo_activation_values(
+        operands: dict[str, Array], group_sizes: Array, columns: int, names: tuple[str, ...]
+    ) -> dict[str, Array]:
+        results = _extra_results(names, operands, columns, group_sizes.shape[0])
+        return values_of(operands, group_sizes, prologue, _UNREAD, results)
+
+    compiled = jax.jit(octavo_activation_values, static_argnames=("columns", "names"))
+
+    def function(operands: dict[str, Array], columns: int, group_sizes: Array | None, names: tuple[str, ...]) -> Extras:
+        sizes = one_group(operands["x"].shape[0]) if group_sizes is None else group_sizes
+        check_sizes(sizes)
+        return Extras(**compiled(operands, sizes, columns=columns, names=names))
 
     return function

@@ -86,3 +86,28 @@ class QuantizeKernel:
             )
             outputs.append(quantize_call(call, operands))
         return tuple(outputs)
+
+
+def values_of(
+    operands: dict[str, Array],
+    group_sizes: Array,
+    prologue: Prologue,
+    spec: QuantizerSpec,
+    results: dict[str, jax.ShapeDtypeStruct],
+) -> dict[str, Array]:
+    """What a prologue makes of x and whatever else it reads, by name, in a call without planes; `spec` is not looked
+    at."""
+    x = operands["x"]
+    extent = Extent.of(x.shape, group_sizes.shape[0])
+    operands = {**operands, "plan": group_plan(group_sizes, extent.rows)}
+    call = QuantizeCall(
+        spec,
+        "x",
+        operands=tuple(operands),
+        dtype=x.dtype,
+        extent=extent,
+        results=tuple((name, one.shape, one.dtype) for name, one in results.items()),
+        layouts=(PLAIN, PLAIN),
+        prologue=prologue,
+    )
+    return quantize_call(call, operands)

@@ -41,7 +41,8 @@ def _plane(name: str) -> str | None:
 
 
 def kept(names: Sequence[str], used: Sequence[bool]) -> list[bool]:
-    """Which results are made where these are used: a plane wholly or not at all, and one plane at least.
+    """Which results are made where these are used: a plane wholly or not at all, and one plane at least, or where there
+    is none what would be quantized.
 
     The dequantized copy is made from the row plane.
     """
@@ -50,7 +51,7 @@ def kept(names: Sequence[str], used: Sequence[bool]) -> list[bool]:
     if "dequantized" in wanted:
         wanted.add("row")
     if not wanted.intersection(planes):
-        wanted.update(planes[:1])
+        wanted.update(planes[:1] or ["activated"])
     return [(_plane(name) or name) in wanted for name in names]
 
 

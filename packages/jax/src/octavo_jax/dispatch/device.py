@@ -18,7 +18,7 @@ class DeviceKind(NamedTuple):
 
 
 def device_of(x: Array) -> DeviceKind:
-    """The kind of the device that x is on, or of the default device for a traced x."""
+    """The kind of the device that x is on, or of the default device for a traced x and for one of numpy's."""
     return device_kind(_device(x))
 
 
@@ -35,7 +35,7 @@ def multiprocessors_of(x: Array) -> int:
 
 
 def _device(x: Array) -> Any:
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
         return jax.devices(default)[0] if isinstance(default, str) else default or jax.devices()[0]
     return next(iter(x.devices()))

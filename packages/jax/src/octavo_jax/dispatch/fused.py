@@ -9,22 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from jax import Array
 
 import octavo_registry
+from octavo.grouped_tensor import PLAIN
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.composed import ComposedActivation, ComposedGradient, ComposedNorm, ComposedQuantizer, Extras
 from octavo_jax.functions.norms import NormSpec
-from octavo_registry import Plan, QuantizePlan
+from octavo_registry import LayerPlan, Plan, QuantizePlan
 from octavo_registry.contract.cards import Activated, Activation
+from octavo_registry.contract.fused import BoundActQuantize, BoundDactQuantize
 from octavo_registry.contract.request import FusedRequest
-from octavo_registry.dispatch.fusing import fusing
-from octavo_registry.dispatch.layer_requests import activation_request, norm_request
+from octavo_registry.dispatch.fusing import UNREAD, fusing
+from octavo_registry.dispatch.layer_requests import activation_request, norm_request, quantize_request
 
 Run = Callable[..., tuple[GroupedTensor, Extras]]
+
+BoundActivation = BoundActQuantize[Array, GroupedTensor] | BoundDactQuantize[Array, GroupedTensor]
+
+Values = Callable[..., Extras]
+"""octavo_registry.contract.fused.ActValues or DactValues."""
 
 
 def _served(quantizer: QuantizePlan, request: FusedRequest, backend: BackendNames) -> Plan | None:
@@ -38,6 +45,24 @@ def fusion_words(quantizer: QuantizePlan, op: Activated, activation: Activation,
     request = activation_request(quantizer.request, op, activation)
     plan = fusing(partial(octavo_registry.plan, backend=backend), quantizer, request, codes=True)
     return f"composed: {plan}" if isinstance(plan, str) else f"fused by {plan.backend}"
+
+
+def activation_values(layer: LayerPlan, op: Activated, activation: Activation, backend: BackendNames) -> Values | str:
+    """The function of the layer's backend that makes what goes into its products as it is: an activation (fc2's layer)
+    or the gradient of one (fc1's). A string says why there is none."""
+    quantize = quantize_request(layer.fprop.request, UNREAD, "x" if op == "act_quantize" else "dy", (PLAIN, PLAIN))
+    request = activation_request(quantize, op, activation)
+    plan = fusing(partial(octavo_registry.plan, backend=backend), layer.fprop, request, codes=False)
+    if isinstance(plan, str):
+        return plan
+    values = cast("Values | None", cast("BoundActivation", plan.bound).values)
+    return f"{plan.backend} makes none without codes" if values is None else values
+
+
+def values_words(layer: LayerPlan, op: Activated, activation: Activation, backend: BackendNames) -> str:
+    """Who makes them, or why JAX's operations do."""
+    values = activation_values(layer, op, activation, backend)
+    return f"composed: {values}" if isinstance(values, str) else f"in one pass by {layer.fprop.backend}, not quantized"
 
 
 def _quantizer(plan: QuantizePlan) -> ComposedQuantizer:

@@ -22,7 +22,7 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 # corrections of roundings have no derivative, and would be lost
-_once = refusing_derivatives(
+once_differentiated = refusing_derivatives(
     "the gradient of an activation of octavo was differentiated, alone or in an MLP, and it has no derivative: "
     "differentiate once, in reverse, or take an activation of jax.nn"
 )
@@ -33,7 +33,7 @@ _once = refusing_derivatives(
 @partial(jax.jit, static_argnames="activation")
 def octavo_activation(x: Array, probs: Array | None, *, activation: Activation) -> Array:
     """The result [..., F] of x [..., C], rounded once to x's dtype."""
-    (x,) = barrier(_once(x))
+    (x,) = barrier(once_differentiated(x))
     (result,) = barrier(activated(x, activation, probs))
     return result
 
@@ -41,7 +41,7 @@ def octavo_activation(x: Array, probs: Array | None, *, activation: Activation) 
 @partial(jax.jit, static_argnames="activation")
 def octavo_activation_gradient(dy: Array, x: Array, probs: Array | None, *, activation: Activation) -> Array:
     """x's gradient [..., C] of dy [..., F], rounded once to x's dtype."""
-    dy, x = barrier(_once(dy), _once(x))
+    dy, x = barrier(once_differentiated(dy), once_differentiated(x))
     (result,) = barrier(activated_gradient(dy, x, activation, probs))
     return result
 
@@ -49,7 +49,7 @@ def octavo_activation_gradient(dy: Array, x: Array, probs: Array | None, *, acti
 @partial(jax.jit, static_argnames="activation")
 def octavo_probs_gradient(dy: Array, x: Array, *, activation: Activation) -> Array:
     """fp32 [...]: the sum over a row of dy and the activation's unrounded result."""
-    return probs_gradient(_once(dy), _once(x), activation)
+    return probs_gradient(once_differentiated(dy), once_differentiated(x), activation)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -32,6 +32,7 @@ class Extras(NamedTuple):
     dbias         [G, C] float32: its column sums, in a fixed order
     mean, rstd    [M] float32 statistics of a normalization; RMSNorm has no mean
     dprobs        [M] float32: the gradient of probs, where the backend makes it
+    forward       [M, F] beside an activation's gradient without codes: the activation times probs
     """
 
     activated: Array | None = None
@@ -41,6 +42,7 @@ class Extras(NamedTuple):
     mean: Array | None = None
     rstd: Array | None = None
     dprobs: Array | None = None
+    forward: Array | None = None
 
 
 def _sizes(group_sizes: Array | None, rows: Array) -> Array:

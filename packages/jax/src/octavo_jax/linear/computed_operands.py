@@ -10,9 +10,14 @@ from jax import Array
 from octavo.quantizer import Operand
 from octavo_jax.arithmetic.norm import Normalized, NormGradients
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.dispatch.fused import Run
+from octavo_jax.dispatch.fused import Run, Values
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.functions.activations import octavo_activation, octavo_activation_gradient
+from octavo_jax.functions.activations import (
+    octavo_activation,
+    octavo_activation_gradient,
+    octavo_probs_gradient,
+    once_differentiated,
+)
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
 from octavo_jax.linear.operands import Context, GemmOperand, named, quantize_operand, wgrad_x
@@ -22,6 +27,7 @@ from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_amax
 from octavo_jax.sharding.fused_quantizers import FusedInputs, fused_rows
 from octavo_jax.sharding.placement import Letter
+from octavo_jax.sharding.quantizers import owns_rows
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation
 
@@ -55,12 +61,32 @@ class NormSaved(NamedTuple):
 
 
 class ActivationQuantizer(NamedTuple):
-    """An activation, the probabilities [M] that its result is multiplied with, and the fused function; `run` is None
-    where nothing is quantized."""
+    """An activation, or its gradient, and what computes it.
+
+    run      the fused function; None where nothing is quantized
+    values   the function of what is not quantized; None: JAX's operations
+    probs    [M], that the activation's result is multiplied with
+    """
 
     run: Run | None
+    values: Values | None
     activation: Activation
     probs: Array | None
+
+
+class GradientOperand(NamedTuple):
+    """What the backward pass of an activation makes.
+
+    operand   fc1's dy
+    dbias     of fc1, where it has a bias
+    dprobs    of the probabilities, where there are any
+    forward   the activation's result, where the pass gave it: fc2's x
+    """
+
+    operand: ComputedOperand
+    dbias: Array | None
+    dprobs: Array | None
+    forward: Array | None
 
 
 class _FusedQuantizer(NamedTuple):
@@ -136,10 +162,25 @@ def activated_operand(
 ) -> ComputedOperand:
     """The layer's x, activation(x) times the probabilities."""
     if of.run is None or _is_cut(layer, "i"):
-        plain: Array = octavo_activation(x, of.probs, activation=of.activation)
+        plain = activation_values(of, layer, x, context)
         return ComputedOperand(plain, *quantize_operand(layer.plan.quantize_x, layer, plain, "x", context, history))
     fused = _FusedQuantizer(of.run, layer.plan.quantize_x, layer, "x")
     return _quantized(fused, FusedInputs((x,), probs=of.probs), context, history)[0]
+
+
+def activation_values(of: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
+    """activation(x) times the probabilities, for the layer, not quantized."""
+    if of.values is None or not _holds_rows(layer, "i"):
+        plain: Array = octavo_activation(x, of.probs, activation=of.activation)
+        return plain
+    made = of.values(once_differentiated(x), context.group_sizes, probs=of.probs, wanted=("activated",)).activated
+    assert made is not None
+    return made
+
+
+def _holds_rows(layer: Layer, letter: Letter) -> bool:
+    """Whether the rows are one device's, with all of their features."""
+    return layer.placement is None or owns_rows(layer.placement, letter)
 
 
 def activation_gradient_operand(
@@ -150,16 +191,32 @@ def activation_gradient_operand(
     bias: Array | None,
     context: Context,
     history: ScalingHistory | None,
-) -> tuple[ComputedOperand, Array | None]:
-    """(the layer's dy from the activation's dy and input x, the gradient of the layer's bias or None)."""
-    if of.run is None or _is_cut(layer, "o"):
-        plain: Array = octavo_activation_gradient(dy, x, of.probs, activation=of.activation)
-        q, history = quantize_operand(layer.plan.quantize_dy, layer, plain, "dy", context, history)
-        return ComputedOperand(plain, q, history), bias_gradient(layer, plain, bias, context)
-    fused = _FusedQuantizer(of.run, layer.plan.quantize_dy, layer, "dy")
-    inputs, sums = FusedInputs((dy, x), probs=of.probs), () if bias is None else ("dbias",)
-    operand, extras = _quantized(fused, inputs, context, history, sums)
-    if bias is None:
-        return operand, None
-    assert extras.dbias is not None
-    return operand, extras.dbias.astype(bias.dtype)
+    forward: bool = False,
+) -> GradientOperand:
+    """The layer's dy, and gradients, of the activation's dy and input x; forward: its result is wanted, too."""
+    if of.run is not None and not _is_cut(layer, "o"):
+        fused = _FusedQuantizer(of.run, layer.plan.quantize_dy, layer, "dy")
+        inputs, sums = FusedInputs((dy, x), probs=of.probs), () if bias is None else ("dbias",)
+        operand, extras = _quantized(fused, inputs, context, history, sums)
+        dbias = None if bias is None or extras.dbias is None else extras.dbias.astype(bias.dtype)
+        return GradientOperand(operand, dbias, _dprobs(of, dy, x, extras.dprobs), None)
+    if of.values is not None and _holds_rows(layer, "o"):
+        wanted = ("activated", *(("dprobs",) if of.probs is not None else ()), *(("forward",) if forward else ()))
+        given = once_differentiated(dy), once_differentiated(x)
+        made = of.values(*given, context.group_sizes, probs=of.probs, wanted=wanted)
+    else:
+        made = Extras(octavo_activation_gradient(dy, x, of.probs, activation=of.activation))
+    plain = made.activated
+    assert plain is not None
+    q, history = quantize_operand(layer.plan.quantize_dy, layer, plain, "dy", context, history)
+    dbias = bias_gradient(layer, plain, bias, context)
+    dprobs = _dprobs(of, dy, x, made.dprobs)
+    return GradientOperand(ComputedOperand(plain, q, history), dbias, dprobs, made.forward)
+
+
+def _dprobs(of: ActivationQuantizer, dy: Array, x: Array, made: Array | None) -> Array | None:
+    """The gradient of the probabilities, unless a backend has made it."""
+    if of.probs is None or made is not None:
+        return made if of.probs is not None else None
+    dprobs: Array = octavo_probs_gradient(dy, x, activation=of.activation)
+    return dprobs

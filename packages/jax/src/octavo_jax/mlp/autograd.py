@@ -14,14 +14,13 @@ import jax
 from jax import Array
 
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.functions.activations import octavo_activation, octavo_probs_gradient
 from octavo_jax.functions.norms import octavo_normalization
 from octavo_jax.linear.computed_operands import (
-    ActivationQuantizer,
     ComputedOperand,
     NormSaved,
     activated_operand,
     activation_gradient_operand,
+    activation_values,
     normalized_operand,
     wgrad_x_if_quantized,
 )
@@ -161,8 +160,7 @@ def forward(
     w1, of_w1 = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, history_of(s1, "kernel"))
     y1 = forward_product(fc1, x1.array if gathered is None else gathered, x1.q, wi, w1, a.bi, context)
     later = second_context(context)
-    activation = ActivationQuantizer(mlp.quantize_activated, mlp.activation, a.probs)
-    x2 = activated_operand(activation, fc2, y1, later, history_of(s2, "x"))
+    x2 = activated_operand(mlp.activated(a.probs), fc2, y1, later, history_of(s2, "x"))
     wo = stored_weight(fc2, a.wo)
     w2, of_w2 = quantize_operand(fc2.plan.quantize_w, fc2, wo, "w", later, history_of(s2, "kernel"))
     y = forward_product(fc2, x2.array, x2.q, wo, w2, a.bo, later, a.bo_scales)
@@ -227,11 +225,13 @@ def backward(r: Residuals, cotangents: tuple[Array, States], read: DyRead | None
     codes, of_dgrad, of_wgrad = read or DyRead()
     dyq, of_dy = codes or quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", later, history_of(s2, "grad"))
     da = input_gradient(fc2, dy if of_dgrad is None else of_dgrad, dyq, w2, later)
-    x2 = octavo_activation(r.y1, r.probs, activation=mlp.activation) if r.x2 is None else r.x2
+    dy1, dbi, dprobs, activated = activation_gradient_operand(
+        mlp.gradient(r.probs), fc1, da, r.y1, r.bi, context, history_of(s1, "grad"), forward=r.x2 is None
+    )
+    x2 = activated if r.x2 is None else r.x2
+    if x2 is None:
+        x2 = activation_values(mlp.activated(r.probs), fc2, r.y1, later)
     dwo = kernel_gradient(fc2, x2, dy if of_wgrad is None else of_wgrad, dyq, later)
-    dprobs = None if r.probs is None else octavo_probs_gradient(da, r.y1, activation=mlp.activation)
-    gradient = ActivationQuantizer(mlp.quantize_gradient, mlp.activation, r.probs)
-    dy1, dbi = activation_gradient_operand(gradient, fc1, da, r.y1, r.bi, context, history_of(s1, "grad"))
     dx = input_gradient(fc1, dy1.array, dy1.q, w1, context)
     x1, dgamma, dbeta = r.x1 if isinstance(r.x1, TokenRows) else first.x(r.x1), None, None
     if r.norm is not None:

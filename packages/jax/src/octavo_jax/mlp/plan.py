@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from jax import Array
 
 from octavo_jax.arrays.checks import check_text
-from octavo_jax.dispatch.fused import Run, activation_run, gradient_run, norm_run
+from octavo_jax.dispatch.fused import Run, Values, activation_run, activation_values, gradient_run, norm_run
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.functions.norms import NormSpec
+from octavo_jax.linear.computed_operands import ActivationQuantizer
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
-from octavo_registry.contract.cards import Activation
+from octavo_registry.contract.cards import Activated, Activation
 
 OutputNames = tuple[str | None, str | None]
 """Checkpoint names of fc1's and fc2's results."""
@@ -29,6 +30,7 @@ class Mlp:
     activation           between them
     norm                 before them; None: none
     quantize_normalized, quantize_activated, quantize_gradient   fused functions; None where nothing is quantized
+    activated_values, gradient_values   of the activation and its gradient, not quantized; None: JAX's operations
     """
 
     fc1: Layer
@@ -38,6 +40,16 @@ class Mlp:
     quantize_normalized: Run | None
     quantize_activated: Run | None
     quantize_gradient: Run | None
+    activated_values: Values | None
+    gradient_values: Values | None
+
+    def activated(self, probs: Array | None) -> ActivationQuantizer:
+        """The activation times `probs` [M], or as it is."""
+        return ActivationQuantizer(self.quantize_activated, self.activated_values, self.activation, probs)
+
+    def gradient(self, probs: Array | None) -> ActivationQuantizer:
+        """The gradient of the same."""
+        return ActivationQuantizer(self.quantize_gradient, self.gradient_values, self.activation, probs)
 
     def trained(self) -> Mlp:
         """The MLP with its gradients planned, too; itself where they are."""
@@ -62,9 +74,23 @@ def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None
             None if activated is None else activation_run(activated, activation, backend),
             None if gradient is None else gradient_run(gradient, activation, backend),
         )
-        return _mlps.of((*key, runs), lambda: Mlp(*key, *runs))
+        alone = (
+            None if _quantizes_x(fc2) else _values(fc2, "act_quantize", activation),
+            None if gradient is not None or not fc1.request.training else _values(fc1, "dact_quantize", activation),
+        )
+        return _mlps.of((*key, runs, alone), lambda: Mlp(*key, *runs, *alone))
 
     return _known.get(key, build)
+
+
+def _quantizes_x(fc2: Layer) -> bool:
+    """Whether no product of fc2 reads the activation itself."""
+    return fc2.plan.quantize_x is not None and fc2.plan.recipe.quantizes("wgrad")
+
+
+def _values(layer: Layer, op: Activated, activation: Activation) -> Values | None:
+    values = activation_values(layer.plan, op, activation, layer.options.backend)
+    return None if isinstance(values, str) else values
 
 
 def mlp_for(

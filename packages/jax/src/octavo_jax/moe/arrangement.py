@@ -13,6 +13,8 @@ from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed, check_text
 from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.sizes import as_int32
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.moe.moves import Served, route_for
 from octavo_jax.remat.checkpoint_names import name_array
 from octavo_jax.sharding.conflicts import check_whole
 
@@ -49,13 +51,14 @@ def arrange(
     mask: Array | None = None,
     rows: int | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    backend: BackendNames = None,
 ) -> Routing:
     """The rows of the choices of another router.
 
     experts   [T, k] integers. A number outside 0 to num_experts - 1 leaves that choice out, as `mask` does a token's
     weights   [T, k] floats
     rows      R; None: T * k. Choices that would be past it are left out: the last ones of the highest experts
-    mask, checkpoint_name   as `route`'s
+    mask, checkpoint_name, backend   as `route`'s
 
     Raises ValueError for shapes or dtypes that do not fit.
     """
@@ -76,7 +79,7 @@ def arrange(
     experts = named(as_int32(experts), checkpoint_name)
     if mask is not None:
         experts = jnp.where(mask[:, None], experts, num_experts)
-    return arranged(experts, weights, num_experts, checkpoint_name, rows=rows)
+    return arranged(experts, weights, num_experts, checkpoint_name, backend, rows=rows)
 
 
 def arranged(
@@ -84,6 +87,7 @@ def arranged(
     weights: Array,
     num_experts: int,
     checkpoint_name: str | None,
+    backend: BackendNames,
     probabilities: Array | None = None,
     rows: int | None = None,
 ) -> Routing:
@@ -92,13 +96,9 @@ def arranged(
     check_fixed(tokens, "experts")
     if tokens * k >= _MAX_ROWS:
         raise ValueError(f"{tokens} tokens with {k} choices are 2^31 rows or more; route fewer tokens at once")
-    taken = (experts >= 0) & (experts < num_experts)
-    keys = jnp.where(taken, experts, num_experts).astype(jnp.int32).reshape(-1)
-    order = named(jnp.argsort(keys, stable=True).astype(jnp.int32), checkpoint_name)
-    numbers = jnp.arange(tokens * k, dtype=jnp.int32)
-    position = numbers.at[order].set(numbers, unique_indices=True, mode="promise_in_bounds")
-    position = named(position.reshape(tokens, k), checkpoint_name)
-    sizes = counts(keys, num_experts)
+    route = route_for(num_experts, Served.of(experts, backend))
+    sizes, order, position, taken = (route or _sorted)(experts, num_experts)
+    order, position = named(order, checkpoint_name), named(position, checkpoint_name)
     if rows is not None and rows < tokens * k:
         order, sizes = order[:rows], limited(sizes, rows)
         taken &= position < rows
@@ -109,6 +109,16 @@ def arranged(
         weights=jnp.where(taken, weights.astype(jnp.float32), np.float32(0)),
         probabilities=probabilities,
     )
+
+
+def _sorted(experts: Array, num_experts: int) -> tuple[Array, Array, Array, Array]:
+    """As octavo_registry.contract.moves.Route has it."""
+    taken = (experts >= 0) & (experts < num_experts)
+    keys = jnp.where(taken, experts, num_experts).astype(jnp.int32).reshape(-1)
+    order = jnp.argsort(keys, stable=True).astype(jnp.int32)
+    numbers = jnp.arange(keys.size, dtype=jnp.int32)
+    position = numbers.at[order].set(numbers, unique_indices=True, mode="promise_in_bounds")
+    return counts(keys, num_experts), order, position.reshape(experts.shape), taken
 
 
 def counts(experts: Array, num_experts: int) -> Array:

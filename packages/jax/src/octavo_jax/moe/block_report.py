@@ -13,11 +13,13 @@ from jax.typing import DTypeLike
 from octavo import DelayedScaling
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
+from octavo.router import RouterRule
 from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.device import device_of
-from octavo_jax.dispatch.fused import fusion_words
+from octavo_jax.dispatch.fused import fusion_words, values_words
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.room import Room
 from octavo_jax.mlp.autograd import Arrays as MlpArrays
@@ -32,9 +34,10 @@ from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
 from octavo_jax.moe.layer.tokens import gathers, gathers_codes, reads_tokens
 from octavo_jax.moe.local_block import Arrays, Body
+from octavo_jax.moe.moves import Served, of_router
 from octavo_jax.scaling.delayed_state import init_delayed
 from octavo_jax.sharding.axes import MeshAxes
-from octavo_registry import LayerPlan, QuantizePlan
+from octavo_registry import LayerPlan, Plan, QuantizePlan
 from octavo_registry.contract.cards import Activated, Activation
 from octavo_registry.contract.plan import table
 
@@ -173,23 +176,46 @@ class _AskedExperts(LocalExperts):
         )  # fmt: skip
         on_output = self.weights_on == "output"
         plan = moe_plan_of(call.mlp, form, weight_codes, on_output, self.out_dtype).trained()
-        tokens = (("x and dy", f"rows are permuted first: {why_rows}"),) if why_rows else tuple(_tokens(plan))
+        of_rows = [("x and dy", f"rows are permuted first: {why_rows}")] if why_rows else [*_tokens(plan)]
+        tokens = (*self._routed(x), *of_rows, *_moved(plan))
         fc1, fc2 = plan.mlp.fc1.plan, plan.mlp.fc2.plan
         between = tuple(_between(plan.mlp))
         self.asked.reports.append(MoeReport(fc1, fc2, between, tokens, self.asked.exchange_words(x)))
 
+    def _routed(self, x: Array) -> Iterator[tuple[str, str]]:
+        axes = () if self.asked.sharding is None else self.asked.sharding.names("ep")
+        experts = self.number * (lax.axis_size(axes) if axes else 1)
+        served = Served.of(x, self.asked.backend)
+        router = served.plan("choose_experts", "float32", experts, **of_router(RouterRule(self.asked.k)))
+        yield "experts", f"{_who(router)} chooses"
+        yield "choices", f"{_who(served.plan('route', 'float32', experts))} sorts them"
+
+
+def _who(plan: Plan | None) -> str:
+    return "XLA" if plan is None else plan.backend
+
+
+def _moved(plan: MoePlan) -> Iterator[tuple[str, str]]:
+    """Who sums rows by token, and multiplies dy by the weights of choices, as octavo_jax.moe.permutation has it."""
+    fc2, dtype = plan.mlp.fc2, DTYPES[plan.mlp.fc2.y_dtype]
+    served = Served(fc2.request.device, fc2.options.backend)
+    summed = served.plan("combine_rows", dtype) if plan.out_dtype == fc2.y_dtype else None
+    yield "y and dx", f"{_who(summed)} sums rows by token"
+    if plan.on_output:
+        yield "dy times weights", f"{_who(served.plan('permute_rows', dtype))} writes its rows"
+
 
 def _between(mlp: Mlp) -> Iterator[tuple[str, str]]:
-    activated, gradient = mlp.fc2.plan.quantize_x, mlp.fc1.plan.quantize_dy
-    parts: tuple[tuple[Activated, str, QuantizePlan | None], ...] = (
-        ("act_quantize", mlp.activation, activated),
-        ("dact_quantize", f"{mlp.activation}'s gradient", gradient),
+    fc1, fc2, backend = mlp.fc1.plan, mlp.fc2.plan, mlp.fc1.options.backend
+    parts: tuple[tuple[Activated, str, LayerPlan, QuantizePlan | None], ...] = (
+        ("act_quantize", mlp.activation, fc2, fc2.quantize_x),
+        ("dact_quantize", f"{mlp.activation}'s gradient", fc1, fc1.quantize_dy),
     )
-    for op, name, quantizer in parts:
+    for op, name, layer, quantizer in parts:
         if quantizer is None:
-            yield name, "composed of JAX's operations: nothing is quantized"
+            yield name, values_words(layer, op, mlp.activation, backend)
         else:
-            yield f"{name} + quantize", fusion_words(quantizer, op, mlp.activation, mlp.fc1.options.backend)
+            yield f"{name} + quantize", fusion_words(quantizer, op, mlp.activation, backend)
 
 
 def _tokens(plan: MoePlan) -> Iterator[tuple[str, str]]:

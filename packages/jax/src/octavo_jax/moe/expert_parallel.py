@@ -63,8 +63,8 @@ def _gathered(
 ) -> tuple[Array, Array, States | None]:
     numbers, weights = (lax.all_gather(a, token_exchange.axes, tiled=True) for a in choices[:2])
     local = numbers - lax.axis_index(token_exchange.axes) * experts.number
-    name = experts.options["checkpoint_name"]
-    routing = arrange(local, weights, experts.number, rows=rows, checkpoint_name=name)
+    name, backend = experts.options["checkpoint_name"], experts.options["backend"]
+    routing = arrange(local, weights, experts.number, rows=rows, checkpoint_name=name, backend=backend)
     parts, state = experts.routed(everywhere(x, token_exchange), routing)
     chosen = jnp.sum((local >= 0) & (local < experts.number), dtype=jnp.int32)
     return home(parts, token_exchange), chosen - end_of(routing.group_sizes), state
@@ -74,14 +74,15 @@ def _ragged(
     x: Array, choices: Choices, experts: LocalExperts, token_exchange: TokenExchange, rows: int
 ) -> tuple[Array, Array, States | None]:
     everyone = lax.axis_size(token_exchange.axes) * experts.number
-    routing = arranged(choices.experts, choices.weights, everyone, experts.options["checkpoint_name"])
+    backend = experts.options["backend"]
+    routing = arranged(choices.experts, choices.weights, everyone, experts.options["checkpoint_name"], backend)
     where, here = slices(routing.group_sizes, token_exchange.axes, rows), len(routing.order)
     probs = None
     if experts.weights_on == "activation":
         bare = TokenExchange.of(token_exchange.axes, None, None)
         probs = away(row_weights(routing)[:, None], where, bare, here, rows)[:, 0]
-    landed = away(permute(x, routing), where, token_exchange, here, rows)
+    landed = away(permute(x, routing, backend=backend), where, token_exchange, here, rows)
     results, state = experts.grouped(landed, where.group_sizes, probs)
     returned = back(results, where, token_exchange, here, rows)
-    y = combine(returned, routing, weighted=probs is None, preferred_element_type=experts.out_dtype)
+    y = combine(returned, routing, weighted=probs is None, preferred_element_type=experts.out_dtype, backend=backend)
     return y, where.dropped, state

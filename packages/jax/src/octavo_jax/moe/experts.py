@@ -108,7 +108,7 @@ def _composed(
     on_output = weights_on == "output"
     probs = None if on_output else row_weights(routing)
     result = grouped_mlp(
-        permute(x, routing),
+        permute(x, routing, backend=options.backend),
         a.wi,
         a.wo,
         routing.group_sizes,
@@ -119,7 +119,7 @@ def _composed(
         **options._asdict(),
     )
     rows, *new_state = result if options.state is not None else (result,)
-    y = combine(rows, routing, weighted=on_output, preferred_element_type=out_dtype)
+    y = combine(rows, routing, weighted=on_output, preferred_element_type=out_dtype, backend=options.backend)
     return (y, *new_state) if new_state else y
 
 

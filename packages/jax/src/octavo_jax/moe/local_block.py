@@ -77,7 +77,14 @@ class Body:
         if mask is not None:
             tokens = jnp.where(mask[:, None], tokens, 0)  # the router's gradient multiplies each token by its zero
         logits = jnp.matmul(tokens, a.router, preferred_element_type=jnp.float32)
-        choices = choose(logits, self.k, renormalize=self.renormalize, mask=mask, checkpoint_name=self.checkpoint_name)
+        choices = choose(
+            logits,
+            self.k,
+            renormalize=self.renormalize,
+            mask=mask,
+            checkpoint_name=self.checkpoint_name,
+            backend=self.backend,
+        )
         if self.dtype is not None:
             tokens, wi, wo = (one.astype(self.dtype) for one in (tokens, wi, wo))
             bi, bo = (None if b is None else b.astype(self.dtype) for b in (bi, bo))
@@ -97,13 +104,16 @@ class Body:
             "weight_codes": self.weight_codes,
         }
         experts = self.experts(wi, wo, options)
-        load, dropped = counts(choices.experts, logits.shape[1]), None
+        dropped = None
         spread = () if self.sharding is None else self.sharding.names("ep")
         if spread:
+            load = counts(choices.experts, logits.shape[1])
             y, dropped, state = spread_mlp(tokens, choices, experts, spread, self.exchange)
         else:
-            routing = arranged(choices.experts, choices.weights, logits.shape[1], self.checkpoint_name)
+            name, backend = self.checkpoint_name, self.backend
+            routing = arranged(choices.experts, choices.weights, logits.shape[1], name, backend)
             y, state = experts.routed(tokens, routing)
+            load = routing.group_sizes
         y = y.reshape(*a.x.shape[:-1], y.shape[-1])
         return Result(y, self._stats(load, jnp.sum(choices.probabilities, axis=0), dropped), state)
 

@@ -18,13 +18,18 @@ from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.arrays.numpy_batches import as_jax
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.arrays.varying import varying_alike
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.linear.arguments import as_array
 from octavo_jax.moe.arrangement import Routing, check_routing
+from octavo_jax.moe.moves import COMPOSED, Moves, Served, moves_for
 from octavo_jax.sharding.conflicts import check_whole
 
 
-def permute(x: Array, routing: Routing) -> Array:
+def permute(x: Array, routing: Routing, *, backend: BackendNames = None) -> Array:
     """x [T, ...] to rows [R, ...]: each token's values once for each of its choices, sorted by expert.
+
+    backend   which backends may sum gradients, as in `octavo_jax.grouped_dense`; JAX's operations do where none can,
+              and where several devices of a mesh may hold parts of an array
 
     Rows past the sum of the sizes hold tokens that are left out; grouped layers do not read them. The gradient of a
     token is the sum over its choices in float32, rounded once; rows past the sum are not read.
@@ -35,7 +40,8 @@ def permute(x: Array, routing: Routing) -> Array:
     _check_first(x, routing.position.shape[0], "x", "one row per token")
     check_whole("permute", leading=1, x=x)
     arrays = x, routing.order, routing.position, end_of(routing.group_sizes)
-    rows: Array = _permuted(*varying_alike(as_jax(arrays)))
+    moves = moves_for(x.dtype, Served.of(x, backend)) if x.ndim == 2 else COMPOSED
+    rows: Array = _permuted(*varying_alike(as_jax(arrays)), moves)
     return rows
 
 
@@ -48,12 +54,18 @@ def row_weights(routing: Routing) -> Array:
 
 
 def combine(
-    rows: Array, routing: Routing, *, weighted: bool = True, preferred_element_type: DTypeLike | None = None
+    rows: Array,
+    routing: Routing,
+    *,
+    weighted: bool = True,
+    preferred_element_type: DTypeLike | None = None,
+    backend: BackendNames = None,
 ) -> Array:
     """rows [R, N] to y [T, N]: the sum over a token's choices of weight * row, in float32, rounded once.
 
     weighted                 False takes 1 for each weight, for rows that `row_weights` has multiplied before
     preferred_element_type   dtype of y; None: that of rows
+    backend                  which backends may sum rows, as in `permute`
 
     Rows past the sum of the sizes are not read, and a token that is left out gets zeros. Differentiable in rows and in
     `routing.weights`.
@@ -68,7 +80,8 @@ def combine(
     arrays = rows, routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
     rows, weights, *where = varying_alike(as_jax(arrays))
     dtype = element_type(preferred_element_type, rows.dtype)
-    y: Array = _combined(rows, weights, *where, dtype) if weighted else _summed(rows, *where, dtype)
+    moves = moves_for(rows.dtype, Served.of(rows, backend))
+    y: Array = _combined(rows, weights, *where, dtype, moves) if weighted else _summed(rows, *where, dtype, moves)
     return y
 
 
@@ -94,12 +107,27 @@ def row_of(x: Array, position: Array, end: Array) -> Array:
     return jnp.where(inside.reshape(position.shape + (1,) * (rows.ndim - position.ndim)), rows, np.float32(0))
 
 
+def sum_of_choices(rows: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves) -> Array:
+    """[T, ...]: the rows of each token's choices, summed in their order in fp32 and rounded once to `dtype`."""
+    if moves.combine_rows is not None and dtype == rows.dtype:
+        return moves.combine_rows(rows, position, position < end, None)
+    total: Array = _sum_of_choices(rows, position, end, dtype=dtype)
+    return total
+
+
+def weighted_sum(rows: Array, weights: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves) -> Array:
+    """`sum_of_choices` of weights [T, k] times rows [R, N]."""
+    if moves.combine_rows is not None and dtype == rows.dtype:
+        return moves.combine_rows(rows, position, position < end, weights)
+    total: Array = _weighted_sum(rows, weights, position, end, dtype=dtype)
+    return total
+
+
 # Barriers, and one compiled call for eager users: what is before and after would change last bits from one program to
 # the next, because compilers contract products with sums.
 @partial(jax.jit, static_argnames="dtype")
-def sum_of_choices(rows: Array, position: Array, end: Array, *, dtype: DTypeLike) -> Array:
-    """[T, ...]: one gather a choice and a fixed order of fp32 sums, which a reduction would be free to choose, rounded
-    once to `dtype`."""
+def _sum_of_choices(rows: Array, position: Array, end: Array, *, dtype: DTypeLike) -> Array:
+    """One gather a choice and a fixed order of sums, which a reduction would be free to choose."""
     (rows,) = barrier(rows)
     parts = [row_of(rows, position[:, j], end) for j in range(position.shape[1])]
     (total,) = barrier(sum(parts[1:], start=parts[0]).astype(dtype))
@@ -107,8 +135,7 @@ def sum_of_choices(rows: Array, position: Array, end: Array, *, dtype: DTypeLike
 
 
 @partial(jax.jit, static_argnames="dtype")
-def weighted_sum(rows: Array, weights: Array, position: Array, end: Array, *, dtype: DTypeLike) -> Array:
-    """`sum_of_choices` of weights [T, k] times rows [R, N]."""
+def _weighted_sum(rows: Array, weights: Array, position: Array, end: Array, *, dtype: DTypeLike) -> Array:
     rows, weights = barrier(rows, weights)
     parts = [weights[:, j, None] * row_of(rows, position[:, j], end) for j in range(position.shape[1])]
     (total,) = barrier(sum(parts[1:], start=parts[0]).astype(dtype))
@@ -141,30 +168,31 @@ def _like(x: Array) -> Array:
     return jnp.zeros(0, x.dtype)
 
 
-@jax.custom_vjp
-def _permuted(x: Array, order: Array, position: Array, end: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _permuted(x: Array, order: Array, position: Array, end: Array, moves: Moves) -> Array:
     return token_rows(x, order, position)
 
 
-def _permuted_forward(x: Array, order: Array, position: Array, end: Array) -> tuple[Array, Saved]:
+def _permuted_forward(x: Array, order: Array, position: Array, end: Array, moves: Moves) -> tuple[Array, Saved]:
     return token_rows(x, order, position), Saved(order, position, end, _like(x))
 
 
-def _permuted_backward(saved: Saved, drows: Array) -> tuple[Array | None, ...]:
-    return sum_of_choices(drows, saved.position, saved.end, dtype=saved.like.dtype), None, None, None
+def _permuted_backward(moves: Moves, saved: Saved, drows: Array) -> tuple[Array | None, ...]:
+    return sum_of_choices(drows, saved.position, saved.end, saved.like.dtype, moves), None, None, None
 
 
 _permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _summed(rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike) -> Array:
-    y: Array = sum_of_choices(rows, position, end, dtype=dtype)
-    return y
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _summed(rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves) -> Array:
+    return sum_of_choices(rows, position, end, dtype, moves)
 
 
-def _summed_forward(rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike) -> tuple[Array, Saved]:
-    return _summed(rows, order, position, end, dtype), Saved(order, position, end, _like(rows))
+def _summed_forward(
+    rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves
+) -> tuple[Array, Saved]:
+    return _summed(rows, order, position, end, dtype, moves), Saved(order, position, end, _like(rows))
 
 
 def rows_gradient(saved: Saved, dy: Array) -> Array:
@@ -173,7 +201,7 @@ def rows_gradient(saved: Saved, dy: Array) -> Array:
     return _inside(of_rows, saved.end).astype(saved.like.dtype)
 
 
-def _summed_backward(dtype: DTypeLike, saved: Saved, dy: Array) -> tuple[Array | None, ...]:
+def _summed_backward(dtype: DTypeLike, moves: Moves, saved: Saved, dy: Array) -> tuple[Array | None, ...]:
     return rows_gradient(saved, dy), None, None, None
 
 
@@ -201,22 +229,35 @@ def _ordered_backward(saved: Saved, dweights: Array) -> tuple[Array | None, ...]
 _ordered.defvjp(_ordered_forward, _ordered_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _combined(rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike) -> Array:
-    y: Array = weighted_sum(rows, weights, position, end, dtype=dtype)
-    return y
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _combined(
+    rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves
+) -> Array:
+    return weighted_sum(rows, weights, position, end, dtype, moves)
 
 
 def _combined_forward(
-    rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike
+    rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves
 ) -> tuple[Array, Saved]:
     saved = Saved(order, position, end, _like(rows), rows, weights)
-    return _combined(rows, weights, order, position, end, dtype), saved
+    return _combined(rows, weights, order, position, end, dtype, moves), saved
+
+
+def weighted_gradients(saved: Saved, dy: Array, moves: Moves) -> tuple[Array, Array]:
+    """(drows [R, N] in the rows' dtype, dweights [T, k]) of `weighted_sum`, from dy."""
+    order, position, rows = saved.order, saved.position, saved.rows
+    whole = len(order) == position.size  # else a backend leaves some rows as they were, and these are read
+    if moves.permute_rows is None or moves.dot_rows is None or dy.dtype != saved.like.dtype or not whole:
+        composed: tuple[Array, Array] = _weighted_gradients(saved, dy)
+        return composed
+    assert rows is not None
+    routed = position < saved.end
+    drows = moves.permute_rows(dy, order, position, routed, saved.weights)
+    return drows, moves.dot_rows(rows, dy, position, routed)
 
 
 @jax.jit
-def weighted_gradients(saved: Saved, dy: Array) -> tuple[Array, Array]:
-    """(drows [R, N] in the rows' dtype, dweights [T, k]) of `weighted_sum`, from dy."""
+def _weighted_gradients(saved: Saved, dy: Array) -> tuple[Array, Array]:
     assert saved.rows is not None
     assert saved.weights is not None
     rows, weights, dy = barrier(saved.rows, saved.weights, dy)
@@ -229,8 +270,8 @@ def weighted_gradients(saved: Saved, dy: Array) -> tuple[Array, Array]:
     return drows, dweights
 
 
-def _combined_backward(dtype: DTypeLike, saved: Saved, dy: Array) -> tuple[Array | None, ...]:
-    return *weighted_gradients(saved, dy), None, None, None
+def _combined_backward(dtype: DTypeLike, moves: Moves, saved: Saved, dy: Array) -> tuple[Array | None, ...]:
+    return *weighted_gradients(saved, dy, moves), None, None, None
 
 
 _combined.defvjp(_combined_forward, _combined_backward)

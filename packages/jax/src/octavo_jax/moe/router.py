@@ -1,11 +1,14 @@
 """Routers: which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
 
-Composed of JAX's operations in fp32, so that JAX differentiates, maps and shards them. Ties go to the lower index.
+Ties go to the lower index. A backend's functions choose where one serves and one device holds the tokens
+(`octavo_jax.moe.moves`); its weights are differentiable once, in reverse. All else is composed of JAX's operations in
+fp32, so that JAX differentiates, maps and shards it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_args
+from functools import partial
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +16,16 @@ import numpy as np
 from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
-from octavo.router import Score
+from octavo.router import RouterRule, Score
 from octavo_jax.arrays.checks import as_count, check_arrays, check_count
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.exportable import exportable_tuple
+from octavo_jax.arrays.numpy_batches import as_jax
 from octavo_jax.arrays.sizes import as_int32
+from octavo_jax.arrays.varying import varying_alike
+from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.moe.arrangement import counts, named
+from octavo_jax.moe.moves import Choosers, choosers_for
 from octavo_jax.sharding.conflicts import check_whole
 
 SCORES: tuple[Score, ...] = get_args(Score)
@@ -68,6 +75,7 @@ def choose_experts(
     scale: float = 1.0,
     replay: Array | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    backend: BackendNames = None,
 ) -> Choice:
     """The k experts of each token by score plus bias, from the largest down, ties to the lower index; never dropped.
 
@@ -81,6 +89,8 @@ def choose_experts(
     replay            integers [T, k], choices that were made before: their weights are those of these logits; a number
                       outside 0 to E - 1 is dropped and weighs 0
     checkpoint_name   what policies of `jax.checkpoint` call the choices, as `route`'s; None: no name
+    backend           which backends may choose, as in `octavo_jax.moe.route`, whose weights are differentiable once, in
+                      reverse; "jax-reference" leaves it to JAX's operations
 
     Raises ValueError for arguments that do not fit.
     """
@@ -92,23 +102,63 @@ def choose_experts(
     check_bias(bias, experts)
     if not isinstance(renormalize, bool):
         raise ValueError(f"renormalize is {renormalize!r}; give True or False")
-    scores = router_scores(logits, score)
-    if replay is None:
-        by_logits = bias is None and kept_groups >= groups
-        chosen_by = logits_to_order(logits) if by_logits else lax.stop_gradient(scores)
-        if bias is not None:
-            chosen_by = chosen_by + lax.stop_gradient(bias).astype(jnp.float32)
-        choices = largest(_in_groups(chosen_by, groups, kept_groups), k, checkpoint_name)
-    else:
+    if replay is not None:
         check_choices("replay", replay, logits)
         if replay.shape[1] != k:
             raise ValueError(f"replay has shape {list(replay.shape)} and k is {k}; give {[logits.shape[0], k]}")
-        choices = as_int32(replay)
+        replay = as_int32(replay)
+    rule = RouterRule(k, score, groups, kept_groups, renormalize, float(scale))
+    choosers = choosers_for(logits, rule, backend)
+    if choosers is not None:
+        choices, weights, load = chosen_by(choosers, rule, logits, bias, replay)
+        return Choice(choices if replay is not None else named(choices, checkpoint_name), weights, load)
+    scores = router_scores(logits, score)
+    if replay is None:
+        by_logits = bias is None and kept_groups >= groups
+        ordered = logits_to_order(logits) if by_logits else lax.stop_gradient(scores)
+        if bias is not None:
+            ordered = ordered + lax.stop_gradient(bias).astype(jnp.float32)
+        choices = largest(_in_groups(ordered, groups, kept_groups), k, checkpoint_name)
+    else:
+        choices = replay
     weights = picked(scores, choices)
     if renormalize:
         weights = weights * _LIFT
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + _SMALL)
     return Choice(choices, weights * np.float32(scale), counts(choices, experts))
+
+
+def chosen_by(
+    choosers: Choosers, rule: RouterRule, logits: Array, bias: Array | None = None, replay: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """Choices, weights and counts by a backend's functions; the weights have a gradient in the logits."""
+    if bias is not None:
+        bias = lax.stop_gradient(bias).astype(jnp.float32)
+    made: tuple[Array, Array, Array] = _chosen(choosers, rule, *varying_alike(as_jax((logits, bias, replay))))
+    return made
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _chosen(
+    choosers: Choosers, rule: RouterRule, logits: Array, bias: Array | None, replay: Array | None
+) -> tuple[Array, Array, Array]:
+    return choosers.choose(logits, bias, replay, rule)
+
+
+def _chosen_forward(
+    choosers: Choosers, rule: RouterRule, logits: Array, bias: Array | None, replay: Array | None
+) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
+    made = choosers.choose(logits, bias, replay, rule)
+    return made, (logits, made[0])
+
+
+def _chosen_backward(
+    choosers: Choosers, rule: RouterRule, saved: tuple[Array, Array], cotangents: tuple[Any, Array, Any]
+) -> tuple[Array, None, None]:
+    return choosers.gradient(*saved, cotangents[1], rule), None, None
+
+
+_chosen.defvjp(_chosen_forward, _chosen_backward)
 
 
 def router_losses(

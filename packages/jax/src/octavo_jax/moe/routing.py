@@ -10,10 +10,13 @@ from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.renamed import renamed_arguments
+from octavo.router import RouterRule
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.exportable import exportable_tuple
-from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
-from octavo_jax.moe.router import largest, logits_to_order, picked, router_scores
+from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing, named
+from octavo_jax.moe.moves import choosers_for
+from octavo_jax.moe.router import chosen_by, largest, logits_to_order, picked, router_scores
 from octavo_jax.sharding.conflicts import check_whole
 
 
@@ -55,6 +58,7 @@ def route(
     renormalize: bool = True,
     mask: Array | None = None,
     checkpoint_name: str | None = DEFAULT_CHECKPOINT_NAME,
+    backend: BackendNames = None,
 ) -> Routing:
     """Each token's k most probable experts, by their logits: of equal ones the lower number.
 
@@ -67,15 +71,25 @@ def route(
                       and probabilities are computed again). It is the quantizers' name by default, because rows
                       that were quantized in one order must not meet sizes of another, which a router that is computed
                       again in other fusions could give; None: no name
+    backend           which backends may choose and sort, as in `octavo_jax.grouped_dense`; JAX's operations do where
+                      none can, and where several devices of a mesh may hold parts of an array
 
     Raises ValueError for shapes, dtypes or a k that do not fit.
     """
     check_whole("route", logits=logits)
-    choices = choose(logits, k, renormalize=renormalize, mask=mask, checkpoint_name=checkpoint_name)
-    return arranged(choices.experts, choices.weights, logits.shape[1], checkpoint_name, choices.probabilities)
+    choices = choose(logits, k, renormalize=renormalize, mask=mask, checkpoint_name=checkpoint_name, backend=backend)
+    return arranged(choices.experts, choices.weights, logits.shape[1], checkpoint_name, backend, choices.probabilities)
 
 
-def choose(logits: Array, k: int, *, renormalize: bool, mask: Array | None, checkpoint_name: str | None) -> Choices:
+def choose(
+    logits: Array,
+    k: int,
+    *,
+    renormalize: bool,
+    mask: Array | None,
+    checkpoint_name: str | None,
+    backend: BackendNames,
+) -> Choices:
     """What `route` arranges; the arguments are `route`'s."""
     check_arrays(logits=logits)
     if logits.ndim != 2 or logits.shape[1] == 0 or not jnp.issubdtype(logits.dtype, jnp.floating):
@@ -92,10 +106,16 @@ def choose(logits: Array, k: int, *, renormalize: bool, mask: Array | None, chec
     if mask is not None:
         logits = jnp.where(mask[:, None], logits, 0)
     probabilities = router_scores(logits, "softmax")
-    chosen = largest(logits_to_order(logits), int(k), checkpoint_name)
-    weights = picked(probabilities, chosen)
-    if renormalize:
-        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    rule = RouterRule(int(k), renormalize=renormalize)
+    choosers = choosers_for(logits, rule, backend)
+    if choosers is None:
+        chosen = largest(logits_to_order(logits), rule.k, checkpoint_name)
+        weights = picked(probabilities, chosen)
+        if renormalize:
+            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    else:
+        chosen, weights, _ = chosen_by(choosers, rule, logits)
+        chosen = named(chosen, checkpoint_name)
     if mask is not None:
         chosen = jnp.where(mask[:, None], chosen, experts)
         weights = jnp.where(mask[:, None], weights, 0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from octavo import QuantizerSpec
+from octavo_native import support
 from octavo_registry.contract import Activation, Norm
-from octavo_torch.plugin_api import Bounded, Extras, GroupedTensor, seed_tensor
+from octavo_torch.plugin_api import DTYPE_NAMES, Bounded, Extras, GroupedTensor, seed_tensor
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
@@ -21,7 +21,6 @@ Wanted = tuple[str, ...] | None
 
 
 _OUTPUTS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
-_SWIGLUS = ("swiglu", "clamped_swiglu")
 _UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
 """Of a launch without planes, which needs neither a scale nor random bits."""
 
@@ -180,13 +179,10 @@ class DactQuantizer(_Fused):
         wanted: Wanted = None,
     ) -> Extras:  # fmt: skip
         """The gradient of act_quantize's x as it is: octavo_registry.contract.fused.DactValues."""
-        if wanted is not None and "forward" in wanted and not self._makes_both(x, wanted):
-            wanted = tuple(name for name in wanted if name != "forward")
+        names = wanted or ()
+        if "forward" in names and not support.gives_forward(self._activation, DTYPE_NAMES[x.dtype], names):
+            wanted = tuple(name for name in names if name != "forward")
         return self._values(x, group_sizes, dy, probs, wanted, self._activation)
-
-    def _makes_both(self, x: Tensor, wanted: tuple[str, ...]) -> bool:
-        """Whether one pass makes the gradient and the activation; sums of columns are made by other kernels."""
-        return self._activation in _SWIGLUS and x.dtype is torch.bfloat16 and "dbias" not in wanted
 
 
 class NormQuantizer(_Fused):

@@ -64,9 +64,9 @@ def _forward(
     (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context, x1, gathered)
     end = end_of(context.group_sizes)
     if plan.on_output:
-        y = weighted_sum(results, a.weights, places.position, end, dtype=plan.out_dtype)
+        y = weighted_sum(results, a.weights, places.position, end, plan.out_dtype, plan.moves)
     else:
-        y = sum_of_choices(results, places.position, end, dtype=plan.out_dtype)
+        y = sum_of_choices(results, places.position, end, plan.out_dtype, plan.moves)
     return (y, states), passed, results
 
 
@@ -129,7 +129,7 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
     saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), made.results, kept.weights)
     read = None
     if plan.on_output:
-        drows, dweights = weighted_gradients(saved, dy)
+        drows, dweights = weighted_gradients(saved, dy, plan.moves)
     else:
         drows, dweights = rows_gradient(saved, dy), None
         read = made.dy_read(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position))
@@ -138,7 +138,7 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
         assert gradients.probs is not None
         of_rows = gradients.probs if gradients.bo_scales is None else gradients.probs + gradients.bo_scales
         dweights = row_of(of_rows, position, end)
-    dx = sum_of_choices(gradients.x, position, end, dtype=gradients.x.dtype)
+    dx = sum_of_choices(gradients.x, position, end, gradients.x.dtype, plan.moves)
     return MoeArrays(dx, dweights, gradients.wi, gradients.wo, gradients.bi, gradients.bo), None, states, None
 
 

@@ -9,7 +9,7 @@ from jax import Array
 from octavo.recipe_base import Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.computed_operands import ActivationQuantizer, activated_operand, wgrad_x_if_quantized
+from octavo_jax.linear.computed_operands import activated_operand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import GemmOperand, Rows, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.products import Values, forward_product
 from octavo_jax.mlp.autograd import DyRead, Residuals, history_of, second_context
@@ -89,7 +89,7 @@ class MadeAgain:
 
     def _results(self) -> Array:
         kept, mlp = self._kept, self._kept.again[0]
-        of = ActivationQuantizer(mlp.quantize_activated, mlp.activation, self._probs)
+        of = mlp.activated(self._probs)
         x2 = activated_operand(of, mlp.fc2, self._h, self._later, history_of(self._states[1], "x"))
         return self._product(1, x2.array, x2.q, kept.wo, kept.bo)
 
@@ -124,7 +124,7 @@ class MadeAgain:
             return self._sized(kept.x2)
         if not mlp.fc2.plan.recipe.quantizes("wgrad"):
             return None
-        of = ActivationQuantizer(mlp.quantize_activated, mlp.activation, self._probs)
+        of = mlp.activated(self._probs)
         return wgrad_x_if_quantized(
             mlp.fc2, activated_operand(of, mlp.fc2, self._h, self._later, history_of(self._states[1], "x"))
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from jax.typing import DTypeLike
 
@@ -11,6 +11,7 @@ from octavo.recipe_base import Gemm
 from octavo_jax.memo import Identities
 from octavo_jax.mlp.plan import Mlp, mlp_of
 from octavo_jax.moe.layer.forms import Form, WeightCodes
+from octavo_jax.moe.moves import Moves, Served, moves_for
 
 _FPROP: tuple[Gemm, ...] = ("fprop",)
 _DGRAD: tuple[Gemm, ...] = ("dgrad",)
@@ -25,6 +26,7 @@ class MoePlan:
     form, weight_codes   what is kept for the backward
     on_output            weights multiply the experts' results, not what goes into fc2
     out_dtype            of y
+    moves                that sum rows by token, and move them
     """
 
     mlp: Mlp
@@ -32,10 +34,16 @@ class MoePlan:
     weight_codes: WeightCodes
     on_output: bool
     out_dtype: DTypeLike
+    moves: Moves
 
     def trained(self) -> MoePlan:
         """The layer with its gradients planned, too."""
-        return moe_plan_of(self.mlp.trained(), self.form, self.weight_codes, self.on_output, self.out_dtype)
+        return replace(self, mlp=self.mlp.trained()).known()
+
+    def known(self) -> MoePlan:
+        """The plan of these fields: the same object for the same ones."""
+        key = tuple(getattr(self, part.name) for part in fields(self))
+        return _plans.of(key, lambda: self)
 
     @property
     def forward(self) -> Mlp:
@@ -53,9 +61,9 @@ _plans: Identities[MoePlan] = Identities()
 
 
 def moe_plan_of(mlp: Mlp, form: Form, weight_codes: WeightCodes, on_output: bool, out_dtype: DTypeLike) -> MoePlan:
-    """The plan of these: the same object for the same MLP."""
-    key = mlp, form, weight_codes, on_output, out_dtype
-    return _plans.of(key, lambda: MoePlan(*key))
+    """The plan of these, whose rows are moved as the caller's mesh lets them be."""
+    moves = moves_for(mlp.fc2.y_dtype, Served(mlp.fc2.request.device, mlp.fc2.options.backend))
+    return MoePlan(mlp, form, weight_codes, on_output, out_dtype, moves).known()
 
 
 def _quantizing(mlp: Mlp, x: Collection[Gemm], w: Collection[Gemm]) -> Mlp:

@@ -1,0 +1,1 @@
+"""Routers, and rows that move with their choices."""
