@@ -54,7 +54,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "optimizers", "linear"),
     "octavo_triton": ("layouts", "kernels", "products"),
     "octavo_torch_triton": ("arrays", "quantizers", "gemm", "moves"),
-    "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm"),
+    "octavo_jax_native": ("arrays", "ffi", "quantizers", "gemm", "moe"),
     "octavo_jax_triton": ("launch", "arrays", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
     "octavo_cli": (
