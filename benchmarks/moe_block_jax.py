@@ -10,23 +10,18 @@ the gradient of the probabilities.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from moe_forms_jax import GPT_OSS, SHAPES, draw
+from moe_forms_jax import GPT_OSS, KINDS, SHAPES, draw, step_times, write
 
 import octavo
-import octavo_jax
 import octavo_registry
 from octavo_jax import moe
 from octavo_jax_native.backend import NativeBackend
@@ -43,10 +38,8 @@ from octavo_registry.contract import (
     hookimpl,
 )
 
-KINDS = ("bf16", "fp8-block", "fp8-current", "mxfp8")
 NATIVE, XLA = "jax-native", "products-and-quantizers"
 WAYS = {"native": NATIVE, "of XLA": XLA}
-TURNS, WARM = 10, 2
 
 
 class Products(Backend):
@@ -133,43 +126,17 @@ def rows_of(label: str, kind: str, weights_on: str) -> list[dict[str, Any]]:
         rows[name] = {"temporary_bytes": compiled.memory_analysis().temp_size_in_bytes}
         steps[name] = lambda compiled=compiled: compiled(leaves, dy)
     rows["native"]["distance"] = distance(steps["native"](), steps["of XLA"]())
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(TURNS):
-        for name, run in steps.items():
-            jax.block_until_ready(run())
-            start = time.perf_counter()
-            for _ in range(3):
-                result = run()
-            jax.block_until_ready(result)
-            times[name].append((time.perf_counter() - start) / 3 * 1e3)
-            del result
-    medians = {name: statistics.median(taken[WARM:]) for name, taken in times.items()}
+    medians = step_times(steps)
     rows["native"]["share"] = medians["native"] / medians["of XLA"]
     named = {"shape": label, "recipe": kind, "weights_on": weights_on}
     return [{**named, "way": name, **row, "step_ms": medians[name]} for name, row in rows.items()]
 
 
 def main() -> None:
-    """Writes OUTPUT after every recipe."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("commit")
-    arguments = parser.parse_args()
+    """Writes OUTPUT after every case."""
     octavo_registry.register(Plugin(), "products-and-quantizers-plugin")
-    record: dict[str, Any] = {
-        "command": f"python benchmarks/moe_block_jax.py moe.json {arguments.commit}",
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": {"gpu": jax.devices()[0].device_kind},
-        "versions": {"jax": jax.__version__, "octavo-jax": octavo_jax.__version__},
-        "commit": arguments.commit,
-        "shapes": {label: vars(shape) for label, shape in SHAPES.items()},
-        "rows": [],
-    }
-    for label in SHAPES:
-        for kind in KINDS:
-            for weights_on in ("output", "activation"):
-                record["rows"] += rows_of(label, kind, weights_on)
-                arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    cases = itertools.product(SHAPES, KINDS, ("output", "activation"))
+    write("moe_block_jax.py", __doc__, [partial(rows_of, *case) for case in cases])
 
 
 if __name__ == "__main__":

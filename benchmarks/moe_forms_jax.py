@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,6 +167,12 @@ def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
             rows[name]["residual_bytes"] = kept.total
         del result, expected
     del results
+    times = step_times(steps)
+    return [{"shape": label, "recipe": kind, "way": name, **row, "step_ms": times[name]} for name, row in rows.items()]
+
+
+def step_times(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Medians in milliseconds of steps that take turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(TURNS):
         for name, run in steps.items():
@@ -176,21 +183,17 @@ def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
             jax.block_until_ready(result)
             times[name].append((time.perf_counter() - start) / 3 * 1e3)
             del result
-    return [
-        {"shape": label, "recipe": kind, "way": name, **row, "step_ms": statistics.median(times[name][WARM:])}
-        for name, row in rows.items()
-    ]
+    return {name: statistics.median(taken[WARM:]) for name, taken in times.items()}
 
 
-def main() -> None:
-    """Writes OUTPUT after every recipe."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def write(script: str, description: str | None, cases: Iterable[Callable[[], list[dict[str, Any]]]]) -> None:
+    """Runs the cases of a script, and writes its OUTPUT after each of them."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("output", type=Path)
     parser.add_argument("commit")
     arguments = parser.parse_args()
-    octavo_registry.register(Plugin(), "products-of-rows-plugin")
     record: dict[str, Any] = {
-        "command": f"python benchmarks/moe_forms_jax.py moe.json {arguments.commit}",
+        "command": f"python benchmarks/{script} moe.json {arguments.commit}",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {"gpu": jax.devices()[0].device_kind},
         "versions": {"jax": jax.__version__, "octavo-jax": octavo_jax.__version__},
@@ -198,10 +201,15 @@ def main() -> None:
         "shapes": {label: vars(shape) for label, shape in SHAPES.items()},
         "rows": [],
     }
-    for label in SHAPES:
-        for kind in KINDS:
-            record["rows"] += rows_of(label, kind)
-            arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    for rows in cases:
+        record["rows"] += rows()
+        arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    """Writes OUTPUT after every recipe."""
+    octavo_registry.register(Plugin(), "products-of-rows-plugin")
+    write("moe_forms_jax.py", __doc__, [partial(rows_of, label, kind) for label in SHAPES for kind in KINDS])
 
 
 if __name__ == "__main__":

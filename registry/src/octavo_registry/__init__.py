@@ -59,6 +59,7 @@ __version__ = "0.2.0"
 _registry = Registry()
 
 plan = _registry.plan
+plan_if_served = _registry.plan_if_served
 explain = _registry.explain
 plan_layer = _registry.plan_layer
 check_backend = _registry.check_backend
@@ -135,6 +136,7 @@ __all__ = [
     "kernel_choices",
     "mirror_preference",
     "plan",
+    "plan_if_served",
     "plan_layer",
     "plugins",
     "prefer",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, overload
 
-from octavo import OctavoError, QuantizerSpec, Recipe
+from octavo import NoBackendError, OctavoError, QuantizerSpec, Recipe
 from octavo.errors import did_you_mean
 from octavo.formats import DType
 from octavo.presets import PRESETS
@@ -24,7 +24,7 @@ from octavo_registry.discovery.records import BackendRecord, backend_records
 from octavo_registry.dispatch.dispatcher import Dispatcher, Names
 from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan
 from octavo_registry.dispatch.layer_requests import LayerDtypes
-from octavo_registry.dispatch.preference import renew_tokens
+from octavo_registry.dispatch.preference import UnknownBackendError, renew_tokens
 
 Find = Callable[[], Iterable[Published]]
 
@@ -199,6 +199,19 @@ class Registry:
         too) where the preference names a backend that is not installed.
         """
         return self._dispatch().plan(request, backend)
+
+    def plan_if_served(self, request: Request, *, backend: Names = None) -> Plan[Any, Any] | None:
+        """The plan for `request`; None where no backend of the preference serves it, so that a front end does.
+
+        Raises UnknownBackendError where the preference names a backend that is not installed: another one, or the
+        framework, would take the place of what was meant.
+        """
+        try:
+            return self.plan(request, backend=backend)
+        except UnknownBackendError:
+            raise
+        except NoBackendError:
+            return None
 
     def explain(self, request: Request, *, backend: Names = None) -> tuple[Decision, ...]:
         """One verdict per backend, in the order in which they are considered: what `plan` decides, and why."""

@@ -17,13 +17,9 @@ from octavo_registry.contract import (
     Backend,
     BoundChooseExperts,
     BoundChooseGradient,
-    BoundCombineRows,
     BoundDequantize,
     BoundDgrad,
-    BoundDotRows,
     BoundFprop,
-    BoundPermuteRows,
-    BoundRoute,
     BoundWgrad,
     ChooseRequest,
     DequantizeRequest,
@@ -33,6 +29,7 @@ from octavo_registry.contract import (
     PlanesRequest,
     QuantizeRequest,
     Refused,
+    bound_move,
     gemm_form,
 )
 
@@ -136,11 +133,7 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
 def _bind_move(request: MoveRequest) -> AnyBoundMove:
     from octavo_jax_native.moe import moves
 
-    if request.op == "route":
-        return BoundRoute(moves.route)
-    if request.op == "permute_rows":
-        return BoundPermuteRows(moves.permute_rows)
-    return BoundCombineRows(moves.combine_rows) if request.op == "combine_rows" else BoundDotRows(moves.dot_rows)
+    return bound_move(request.op, moves)
 
 
 def _bind_router(request: ChooseRequest) -> AnyBoundRouter:

@@ -174,7 +174,7 @@ def test_a_device_of_a_mesh_reads_its_tokens(
     monkeypatch.setattr(tokens.Tokens, "gathered", lambda *a: read.append(WIDTHS[a[0].x.shape[1]]) or gathered(*a))
     made = on_mesh()
     assert set(read) == {"x", "dy"}
-    monkeypatch.setattr(tokens, "_owns_rows", lambda *_: False)
+    monkeypatch.setattr(tokens, "holds_rows", lambda *_: False)
     jax.clear_caches()
     read.clear()
     wanted = on_mesh()

@@ -24,16 +24,12 @@ from octavo_registry.contract import (
     BoundAdamWStep,
     BoundChooseExperts,
     BoundChooseGradient,
-    BoundCombineRows,
     BoundDactQuantize,
     BoundDequantize,
     BoundDgrad,
-    BoundDotRows,
     BoundFprop,
     BoundNormQuantize,
-    BoundPermuteRows,
     BoundQuantize,
-    BoundRoute,
     BoundWgrad,
     ChooseRequest,
     DequantizeRequest,
@@ -45,6 +41,7 @@ from octavo_registry.contract import (
     PlanesRequest,
     QuantizeRequest,
     Weight,
+    bound_move,
     gemm_form,
 )
 from octavo_torch.plugin_api import DTYPES, GroupedTensor, status_word
@@ -253,11 +250,7 @@ def _bind_fused(request: FusedRequest) -> AnyBoundFused:
 def _bind_move(request: MoveRequest) -> AnyBoundMove:
     from octavo_torch_native.moe import moves
 
-    if request.op == "route":
-        return BoundRoute(moves.route)
-    if request.op == "permute_rows":
-        return BoundPermuteRows(moves.permute_rows)
-    return BoundCombineRows(moves.combine_rows) if request.op == "combine_rows" else BoundDotRows(moves.dot_rows)
+    return bound_move(request.op, moves)
 
 
 def _bind_router(request: ChooseRequest) -> AnyBoundRouter:

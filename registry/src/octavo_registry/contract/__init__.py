@@ -80,9 +80,11 @@ from octavo_registry.contract.moves import (
     ChooseGradient,
     CombineRows,
     DotRows,
+    MoveFunctions,
     PermuteRows,
     Route,
     TokenRows,
+    bound_move,
 )
 from octavo_registry.contract.operations import OPERATIONS, Operation
 from octavo_registry.contract.optimizers import (
@@ -217,6 +219,7 @@ __all__ = [
     "Layouts",
     "MakeWholeLayer",
     "Move",
+    "MoveFunctions",
     "MoveRequest",
     "Name",
     "Norm",
@@ -253,6 +256,7 @@ __all__ = [
     "Wgrad",
     "WholeLayer",
     "as_it_lies",
+    "bound_move",
     "describe_request",
     "gemm_form",
     "hookimpl",

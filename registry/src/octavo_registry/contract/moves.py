@@ -22,6 +22,7 @@ from typing import Any, Generic, NamedTuple, Protocol
 from octavo.router import RouterRule
 from octavo_registry.contract.arrays import A
 from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.cards import Move
 
 
 class Route(Protocol[A]):
@@ -112,6 +113,31 @@ class BoundDotRows(Bound[DotRows[A]], Generic[A]):
 
 
 AnyBoundMove = BoundRoute[Any] | BoundPermuteRows[Any] | BoundCombineRows[Any] | BoundDotRows[Any]
+
+
+class MoveFunctions(Protocol):
+    """The functions of a backend that serves all four, by the operations' names: a module has them."""
+
+    @property
+    def route(self) -> Route[Any]: ...
+
+    @property
+    def permute_rows(self) -> PermuteRows[Any]: ...
+
+    @property
+    def combine_rows(self) -> CombineRows[Any]: ...
+
+    @property
+    def dot_rows(self) -> DotRows[Any]: ...
+
+
+def bound_move(op: Move, functions: MoveFunctions) -> AnyBoundMove:
+    """The answer to a request for one of them."""
+    if op == "route":
+        return BoundRoute(functions.route)
+    if op == "permute_rows":
+        return BoundPermuteRows(functions.permute_rows)
+    return BoundCombineRows(functions.combine_rows) if op == "combine_rows" else BoundDotRows(functions.dot_rows)
 
 
 # ---- the router itself

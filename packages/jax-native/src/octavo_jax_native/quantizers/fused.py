@@ -51,8 +51,6 @@ from octavo_registry.contract import (
 Layouts = tuple[str, str]
 
 _OF_GRADIENT = ("dbias", "dprobs")
-_UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
-"""Of a call without planes, which needs neither a scale nor random bits."""
 
 
 def bind_fused(request: FusedRequest) -> BoundFused:
@@ -86,9 +84,7 @@ class ActQuantizer:
         scale: Array | None = None,
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
-        check_input(x, "x", (2,))
-        columns = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
-        operands = {"x": x, **_probs_operand(probs, x)}
+        operands, columns = self._operands(x, probs)
         arguments = _Arguments(seed, operand, group_offset, scale)
         return self._function(operands, columns, group_sizes, arguments, _names(self._spec, wanted))
 
@@ -102,10 +98,14 @@ class ActQuantizer:
         wanted: Wanted = None,
     ) -> Extras:
         """act(x) times probabilities as it is: octavo_registry.contract.fused.ActValues."""
+        operands, columns = self._operands(x, probs)
+        return values_function(Prologue("activation", self._activation))(operands, columns, group_sizes, ("activated",))
+
+    def _operands(self, x: Array, probs: Array | None) -> tuple[dict[str, Array], int]:
+        """Checked, and the columns of the result."""
         check_input(x, "x", (2,))
         columns = features(int(x.shape[1]), self._activation, f"x {list(x.shape)}")
-        operands = {"x": x, **_probs_operand(probs, x)}
-        return values_function(Prologue("activation", self._activation))(operands, columns, group_sizes, ("activated",))
+        return {"x": x, **_probs_operand(probs, x)}, columns
 
 
 class DactQuantizer:
@@ -287,7 +287,7 @@ def values_function(prologue: Prologue) -> Callable[..., Extras]:
         operands: dict[str, Array], group_sizes: Array, columns: int, names: tuple[str, ...]
     ) -> dict[str, Array]:
         results = _extra_results(names, operands, columns, group_sizes.shape[0])
-        return values_of(operands, group_sizes, prologue, _UNREAD, results)
+        return values_of(operands, group_sizes, prologue, results)
 
     compiled = jax.jit(octavo_activation_values, static_argnames=("columns", "names"))
 

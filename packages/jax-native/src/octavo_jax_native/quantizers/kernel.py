@@ -15,6 +15,9 @@ from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_jax_native.ffi.quantize import NO_PROLOGUE, Prologue, QuantizeCall
 from octavo_jax_native.quantizers.primitive import quantize_call
 
+_UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
+"""Of a call without planes, which needs neither a scale nor random bits."""
+
 
 @dataclass(frozen=True)
 class QuantizeKernel:
@@ -92,16 +95,14 @@ def values_of(
     operands: dict[str, Array],
     group_sizes: Array,
     prologue: Prologue,
-    spec: QuantizerSpec,
     results: dict[str, jax.ShapeDtypeStruct],
 ) -> dict[str, Array]:
-    """What a prologue makes of x and whatever else it reads, by name, in a call without planes; `spec` is not looked
-    at."""
+    """What a prologue makes of x and whatever else it reads, by name, in a call without planes."""
     x = operands["x"]
     extent = Extent.of(x.shape, group_sizes.shape[0])
     operands = {**operands, "plan": group_plan(group_sizes, extent.rows)}
     call = QuantizeCall(
-        spec,
+        _UNREAD,
         "x",
         operands=tuple(operands),
         dtype=x.dtype,

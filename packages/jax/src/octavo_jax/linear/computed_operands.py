@@ -20,14 +20,13 @@ from octavo_jax.functions.activations import (
 )
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
-from octavo_jax.linear.operands import Context, GemmOperand, named, quantize_operand, wgrad_x
+from octavo_jax.linear.operands import Context, GemmOperand, holds_rows, named, quantize_operand, wgrad_x
 from octavo_jax.linear.products import bias_gradient
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_amax
 from octavo_jax.sharding.fused_quantizers import FusedInputs, fused_rows
 from octavo_jax.sharding.placement import Letter
-from octavo_jax.sharding.quantizers import owns_rows
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation
 
@@ -162,25 +161,20 @@ def activated_operand(
 ) -> ComputedOperand:
     """The layer's x, activation(x) times the probabilities."""
     if of.run is None or _is_cut(layer, "i"):
-        plain = activation_values(of, layer, x, context)
+        plain = plain_activation(of, layer, x, context)
         return ComputedOperand(plain, *quantize_operand(layer.plan.quantize_x, layer, plain, "x", context, history))
     fused = _FusedQuantizer(of.run, layer.plan.quantize_x, layer, "x")
     return _quantized(fused, FusedInputs((x,), probs=of.probs), context, history)[0]
 
 
-def activation_values(of: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
+def plain_activation(of: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
     """activation(x) times the probabilities, for the layer, not quantized."""
-    if of.values is None or not _holds_rows(layer, "i"):
+    if of.values is None or not holds_rows(layer, "x"):
         plain: Array = octavo_activation(x, of.probs, activation=of.activation)
         return plain
     made = of.values(once_differentiated(x), context.group_sizes, probs=of.probs, wanted=("activated",)).activated
     assert made is not None
     return made
-
-
-def _holds_rows(layer: Layer, letter: Letter) -> bool:
-    """Whether the rows are one device's, with all of their features."""
-    return layer.placement is None or owns_rows(layer.placement, letter)
 
 
 def activation_gradient_operand(
@@ -200,7 +194,7 @@ def activation_gradient_operand(
         operand, extras = _quantized(fused, inputs, context, history, sums)
         dbias = None if bias is None or extras.dbias is None else extras.dbias.astype(bias.dtype)
         return GradientOperand(operand, dbias, _dprobs(of, dy, x, extras.dprobs), None)
-    if of.values is not None and _holds_rows(layer, "o"):
+    if of.values is not None and holds_rows(layer, "dy"):
         wanted = ("activated", *(("dprobs",) if of.probs is not None else ()), *(("forward",) if forward else ()))
         given = once_differentiated(dy), once_differentiated(x)
         made = of.values(*given, context.group_sizes, probs=of.probs, wanted=wanted)
@@ -216,7 +210,9 @@ def activation_gradient_operand(
 
 def _dprobs(of: ActivationQuantizer, dy: Array, x: Array, made: Array | None) -> Array | None:
     """The gradient of the probabilities, unless a backend has made it."""
-    if of.probs is None or made is not None:
-        return made if of.probs is not None else None
+    if of.probs is None:
+        return None
+    if made is not None:
+        return made
     dprobs: Array = octavo_probs_gradient(dy, x, activation=of.activation)
     return dprobs

@@ -21,7 +21,7 @@ from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
-from octavo_jax.sharding.quantizers import quantize_kernel, quantize_rows
+from octavo_jax.sharding.quantizers import owns_rows, quantize_kernel, quantize_rows
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.weights import readers
@@ -44,6 +44,11 @@ class Context(NamedTuple):
         spec = plan.request.quantizer
         seed = self.seed if spec.stochastic else None
         return QuantizerArguments(seed, operand, self.group_offset, None if history is None else history.scale)
+
+
+def holds_rows(layer: Layer, operand: Operand) -> bool:
+    """Whether the rows of x or dy are one device's, with all of their features."""
+    return layer.placement is None or owns_rows(layer.placement, "i" if operand == "x" else "o")
 
 
 def quantize_operand(

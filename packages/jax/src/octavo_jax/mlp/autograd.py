@@ -20,8 +20,8 @@ from octavo_jax.linear.computed_operands import (
     NormSaved,
     activated_operand,
     activation_gradient_operand,
-    activation_values,
     normalized_operand,
+    plain_activation,
     wgrad_x_if_quantized,
 )
 from octavo_jax.linear.observed import Observed
@@ -230,7 +230,7 @@ def backward(r: Residuals, cotangents: tuple[Array, States], read: DyRead | None
     )
     x2 = activated if r.x2 is None else r.x2
     if x2 is None:
-        x2 = activation_values(mlp.activated(r.probs), fc2, r.y1, later)
+        x2 = plain_activation(mlp.activated(r.probs), fc2, r.y1, later)
     dwo = kernel_gradient(fc2, x2, dy if of_wgrad is None else of_wgrad, dyq, later)
     dx = input_gradient(fc1, dy1.array, dy1.q, w1, context)
     x1, dgamma, dbeta = r.x1 if isinstance(r.x1, TokenRows) else first.x(r.x1), None, None

@@ -18,9 +18,8 @@ from octavo.router import RouterRule
 from octavo_jax.arrays.dtypes import DTYPES, dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of
-from octavo_jax.dispatch.served import plan_if_served
 from octavo_jax.memo import Memo
-from octavo_registry import Plan
+from octavo_registry import Plan, plan_if_served
 from octavo_registry.contract.cards import Choose, Move
 from octavo_registry.contract.moves import ChooseExperts, ChooseGradient, CombineRows, DotRows, PermuteRows, Route
 from octavo_registry.contract.request import AnyRequest, ChooseRequest, MoveRequest
@@ -67,7 +66,9 @@ class Served(NamedTuple):
         if not holds_whole_arrays():
             return None
         key = self, op, dtype, groups, tuple(of_router.items())
-        return _plans.get(key, lambda: plan_if_served(self._request(op, dtype, groups, of_router), self.backend))
+        return _plans.get(
+            key, lambda: plan_if_served(self._request(op, dtype, groups, of_router), backend=self.backend)
+        )
 
     def _request(self, op: Move | Choose, dtype: DType, groups: int | None, of_router: dict[str, Any]) -> AnyRequest:
         common: dict[str, Any] = {

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from octavo.router import RouterRule
+from octavo_registry import plan_if_served
 from octavo_registry.contract import moves as contract
 from octavo_registry.contract.cards import Move
 from octavo_registry.contract.moves import ChooseExperts, ChooseGradient
@@ -17,7 +18,6 @@ from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.memo import Memo
 from octavo_torch.moe import move_operators
 
@@ -61,8 +61,8 @@ def choosers_for(logits: Tensor, rule: RouterRule, backend: HashableNames) -> Ch
 
 def _resolve_choosers(logits: Tensor, rule: RouterRule, backend: HashableNames, graph_safe: bool) -> Choosers | None:
     request = choose_request(logits, rule, graph_safe)
-    plan = plan_if_served(request, backend)
-    back = None if plan is None else plan_if_served(replace(request, op="choose_gradient"), plan.backend)
+    plan = plan_if_served(request, backend=backend)
+    back = None if plan is None else plan_if_served(replace(request, op="choose_gradient"), backend=plan.backend)
     return None if plan is None or back is None else Choosers(plan.run, back.run)
 
 
@@ -100,7 +100,7 @@ def _function(op: Move, x: Tensor, backend: HashableNames, groups: int | None = 
 
 
 def _resolve(op: Move, x: Tensor, backend: HashableNames, groups: int | None, graph_safe: bool) -> Run:
-    plan = plan_if_served(move_request(op, x, groups, graph_safe), backend)
+    plan = plan_if_served(move_request(op, x, groups, graph_safe), backend=backend)
     return _FALLBACKS[op] if plan is None else plan.run
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from octavo_registry import plan_if_served
 from octavo_registry.contract.optimizers import AdamWArrays, AdamWStep, AdamWStepRule
 from octavo_registry.contract.request import OptimizerRequest
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
@@ -17,7 +18,6 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.memo import Memo
 from octavo_torch.optimizers.gradients import local_of

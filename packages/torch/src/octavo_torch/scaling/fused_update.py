@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from octavo import DelayedScaling
+from octavo_registry import plan_if_served
 from octavo_registry.contract.quantize import UpdateScales
 from octavo_registry.contract.request import QuantizeRequest
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.memo import Memo
 
 Update = UpdateScales[Tensor]

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from octavo import HighPrecision
 from octavo.recipe_base import Gemm
+from octavo_registry import plan_if_served
 from octavo_registry.contract.request import GemmRequest
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.dispatch.layer import FpropFunction, Layer, WgradFunction
 from octavo_torch.dispatch.prepared_sizes import PrepareFunction
-from octavo_torch.dispatch.served import plan_if_served
 from octavo_torch.memo import Memo
 
 _COLUMNS = 16
@@ -111,8 +111,8 @@ def _products_for(layer: Layer, dy: Tensor) -> _Products | None:
                 sizes="host" if layer.at_host else "device", graph_safe=layer.graph_safe,
             )  # fmt: skip
 
-        of_bias = plan_if_served(request("wgrad", _COLUMNS, columns), backend)
-        of_scales = plan_if_served(request("fprop", columns, _COLUMNS), backend)
+        of_bias = plan_if_served(request("wgrad", _COLUMNS, columns), backend=backend)
+        of_scales = plan_if_served(request("fprop", columns, _COLUMNS), backend=backend)
         if of_bias is None or of_scales is None:
             return None
         same = of_bias.prepare == of_scales.prepare

@@ -11,12 +11,12 @@ from octavo.recipe_base import READERS, Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, named
+from octavo_jax.linear.operands import Context, holds_rows, named
 from octavo_jax.moe.permutation import token_rows
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, record_amax
-from octavo_jax.sharding.quantizers import owns_rows, quantize_own_rows
+from octavo_jax.sharding.quantizers import quantize_own_rows
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.moves import TokenRows
 
@@ -42,23 +42,19 @@ def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read
 
     On a mesh the rows have to be a device's own, as inside the caller's shard_map.
     """
-    if plan is None or plan.bound.of_tokens is None or not _owns_rows(layer, operand):
+    if plan is None or plan.bound.of_tokens is None or not holds_rows(layer, operand):
         return False
     return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in read)
 
 
 def gathers(layer: Layer, operand: Operand, *gemms: Gemm) -> bool:
     """Whether these GEMMs multiply the operand, in high precision, where the tokens stand."""
-    return _owns_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
+    return holds_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
 
 
 def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
     """Whether this GEMM multiplies codes of the operand's tokens, each quantized once, where these stand."""
-    return _owns_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
-
-
-def _owns_rows(layer: Layer, operand: Operand) -> bool:
-    return layer.placement is None or owns_rows(layer.placement, "i" if operand == "x" else "o")
+    return holds_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
 
 
 def gathered_rows(
