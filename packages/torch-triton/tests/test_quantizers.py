@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -51,14 +52,16 @@ def test_tiles_decide_no_bit(
 ) -> None:
     """A tile that is faster on some chip can be taken without asking whether its codes are right."""
     monkeypatch.setattr(launches, "codes_tile", lambda casts: TILES[place])
+    monkeypatch.setattr(launches, "blocks_tile", lambda spec, casts, stacked: TILES[place])
     monkeypatch.setattr(launches, "nvfp4_tile", lambda spec: NVFP4_TILES[place])
     monkeypatch.setattr(launches, "HADAMARD_AMAX", NVFP4_TILES[place])
-    x = rng.standard_normal((300, 144)).astype(np.float32)
+    x = rng.standard_normal((300, 144)).astype(ml_dtypes.bfloat16)
     x[40] *= 1e4
     spec = octavo.recipe(recipe).quantizer("x")
     assert spec is not None
     expected = octavo_numerics.quantize(x, spec, np.array(SIZES))
-    q = octavo_torch.quantize(torch.from_numpy(x).to(device), spec, torch.tensor(SIZES), backend=backend)
+    tensor = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16).to(device)
+    q = octavo_torch.quantize(tensor, spec, torch.tensor(SIZES), backend=backend)
     for name, plane in octavo_numerics.valid(expected).items():
         got = getattr(q, name)[: len(plane)].cpu().contiguous().view(torch.uint8).numpy()
         np.testing.assert_array_equal(got.ravel(), np.ascontiguousarray(plane).view(np.uint8).ravel(), name)

@@ -27,6 +27,8 @@ class QuantizerTile(NamedTuple):
 
 CODES = QuantizerTile(8, 128, 16, 4, 168)
 """Of FP8 codes. Three programs fit on a multiprocessor, and one's loads run beside the others' arithmetic."""
+MX_CODES_OF_MATRICES = QuantizerTile(4, 128, 16, 8)
+"""Of weights in MXFP8: in the tile above half of their loads are put off, barrier or not."""
 CODES_IN_INTEGERS = QuantizerTile(8, 128, 8, 8)
 """Chips that round to FP8 in integers have no registers for so much in a thread."""
 NVFP4 = QuantizerTile(16, 64, 8, 2)
@@ -40,6 +42,11 @@ HADAMARD_AMAX = NVFP4
 def codes_tile(casts: bool) -> QuantizerTile:
     """Of quantizers to FP8; `casts`: the chip has instructions that round to it."""
     return CODES if casts else CODES_IN_INTEGERS
+
+
+def blocks_tile(spec: QuantizerSpec, casts: bool, stacked: bool) -> QuantizerTile:
+    """Of quantizers in blocks of one level; `stacked`: of matrices, not of ragged rows."""
+    return MX_CODES_OF_MATRICES if casts and stacked and spec.scaling == "mxfp8" else codes_tile(casts)
 
 
 def nvfp4_tile(spec: QuantizerSpec) -> QuantizerTile:

@@ -16,7 +16,7 @@ from octavo_triton.kernels.quantizers.blocks import quantize_blocks
 from octavo_triton.kernels.quantizers.nvfp4 import nvfp4_factors, quantize_nvfp4
 from octavo_triton.kernels.quantizers.units import quantize_units, unit_scales
 from octavo_triton.layouts import TURNED, pattern, tiles
-from octavo_triton.quantizer_tiles import codes_tile, nvfp4_tile
+from octavo_triton.quantizer_tiles import blocks_tile, codes_tile, nvfp4_tile
 
 OPERANDS = {"x": 0, "w": 1, "dy": 2}
 """Their numbers in the counters of random bits."""
@@ -49,7 +49,7 @@ def _blocks(layout: GroupedTensorSpec, rows: Rows) -> dict[str, Array]:
         pattern(spec.amax_epsilon),
     )
     casts = rows.target.has_fp8_casts
-    tile = codes_tile(casts)
+    tile = blocks_tile(spec, casts, rows.table is None)
     return start(
         quantize_blocks, rows.grid(tile.width), arguments, rows.target, **rows.how,
         FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two, BLOCK=spec.block_size,

@@ -14,7 +14,7 @@ from octavo_triton.kernels.quantizers.blocks import quantize_blocks
 from octavo_triton.kernels.quantizers.nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
 from octavo_triton.kernels.quantizers.units import quantize_units, unit_amax, unit_scales
 from octavo_triton.layouts import TILE, panels_of, pattern, tiles
-from octavo_triton.quantizer_tiles import HADAMARD_AMAX, codes_tile, nvfp4_tile
+from octavo_triton.quantizer_tiles import HADAMARD_AMAX, blocks_tile, codes_tile, nvfp4_tile
 
 _SIZE = 1024
 
@@ -63,7 +63,7 @@ def blocks(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], turned: b
     """Block scaling and MXFP8, square or not."""
     row_scale, column_scale = planes.get("rowwise_scale"), planes.get("columnwise_scale")
     casts = has_fp8_casts(rows.x)
-    tile = codes_tile(casts)
+    tile = blocks_tile(spec, casts, rows.table is None)
     arguments: tuple[Any, ...] = (
         rows.x,
         rows.table,

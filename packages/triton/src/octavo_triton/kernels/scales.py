@@ -42,19 +42,26 @@ def reciprocal(value):
 
 
 @device_function
-def decode_of(encode, poisoned):
-    """fl(1 / encode), the one NaN where `poisoned`."""
-    return float_from(tl.where(poisoned, 0x7FC00000, bits_of(reciprocal(encode))))
+def decode_of(encode, poisoned, POWER_OF_TWO: tl.constexpr = False):
+    """fl(1 / encode), the one NaN where `poisoned`; POWER_OF_TWO: of a power of two."""
+    # of 2^127 it is the subnormal with half the mantissa set
+    inverse = tl.maximum((254 << 23) - bits_of(encode), 0x400000) if POWER_OF_TWO else bits_of(reciprocal(encode))
+    return float_from(tl.where(poisoned, 0x7FC00000, inverse))
 
 
 @device_function
 def fp32_encode(amax, epsilon, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr):
     """Encode scales of units with this amax; `epsilon` is the pattern of its lower bound."""
-    LARGEST: tl.constexpr = 448.0 if FORMAT == "e4m3" else 57344.0
     floored = tl.maximum(amax, epsilon)
-    scale = at_most_finite(tl.div_rn(tl.full(amax.shape, LARGEST, tl.float32), float_from(floored)))
     if POWER_OF_TWO:
-        scale = float_from(bits_of(scale) & 0x7F800000)
+        # the largest value is 1.75 * 2^TOP, so the quotient's exponent is TOP less amax's, and one less where amax has
+        # a significand above 1.75, which the sum carries into the exponent; 2^127 at most
+        TOP: tl.constexpr = (8 if FORMAT == "e4m3" else 15) << 23
+        below = tl.maximum(((floored + 0x1FFFFF) & 0x7F800000) - TOP, 0)
+        scale = float_from((254 << 23) - below)
+    else:
+        LARGEST: tl.constexpr = 448.0 if FORMAT == "e4m3" else 57344.0
+        scale = at_most_finite(tl.div_rn(tl.full(amax.shape, LARGEST, tl.float32), float_from(floored)))
     return tl.where(floored == 0, 1.0, scale)
 
 
@@ -78,7 +85,7 @@ def block_scales(amax, epsilon, FORMAT: tl.constexpr, SCALES: tl.constexpr, POWE
         return float_from((254 - byte) << 23), tl.where(is_poisoned(amax), 0xFF, byte)
     else:
         encode = fp32_encode(amax, epsilon, FORMAT, POWER_OF_TWO)
-        return encode, decode_of(encode, is_poisoned(amax))
+        return encode, decode_of(encode, is_poisoned(amax), POWER_OF_TWO)
 
 
 @device_function

@@ -12,9 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, fp8_codes, magnitudes, sixteens, widened
+from octavo_triton.kernels.formats import as_bits, fp8_codes, sixteens, widened
+from octavo_triton.kernels.maxima import largest_across, largest_down
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
-from octavo_triton.kernels.quantizers.tiles import columns_of_tile, rows_in_runs, store_turned
+from octavo_triton.kernels.quantizers.tiles import columns_of_tile, load_tile, rows_in_runs, store_turned
 from octavo_triton.kernels.scales import block_scales, poisoned
 
 
@@ -33,7 +34,6 @@ def quantize_blocks(
     """
     DOWN: tl.constexpr = PANEL // BLOCK
     ALONG: tl.constexpr = WIDTH // BLOCK
-    RUNS: tl.constexpr = PANEL // RUN
     OF_BLOCK: tl.constexpr = BLOCK // RUN
     if EVEN:
         columns = sixteens(columns)
@@ -50,7 +50,7 @@ def quantize_blocks(
         left = (end - first).to(tl.int32)
         row, column = rows_in_runs(RUN), columns_of_tile(tile, WIDTH, BESIDE)
         inside = (row < left)[:, None] & (column < columns)[None, :]
-        stored = tl.load(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), mask=inside, other=0)
+        stored = load_tile(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), inside)
         to = first * columns + (row[:, None] * columns + column[None, :])
         across = (columns + BLOCK - 1) // BLOCK
         block_column = tile * ALONG + tl.arange(0, ALONG)
@@ -59,12 +59,13 @@ def quantize_blocks(
         block_real = tl.arange(0, DOWN) * BLOCK < left
         if TURNED:
             turned_panel = first_block(table, group, groups, matrix_rows, PANEL, STACKED) + (first - start) // PANEL
-        # all maxima before the first division, whose slow path is a branch: magnitudes would be kept beyond it
-        magnitude = magnitudes(stored, DTYPE)
+        # all maxima before the first code: what they are of would be kept beyond it
         if SQUARE or column_codes is not None:
-            down = tl.max(tl.reshape(magnitude, (RUN, RUNS, WIDTH)), 0)
+            column_amax = largest_down(stored, DTYPE, RUN, PANEL, WIDTH, BLOCK)
+        if row_codes is not None and not SQUARE:
+            row_amax = largest_across(stored, DTYPE, PANEL, WIDTH, BLOCK)
         if SQUARE:
-            amax = tl.max(tl.max(tl.reshape(down, (DOWN, OF_BLOCK, ALONG, BLOCK)), 3), 1)
+            amax = tl.max(tl.reshape(column_amax, (DOWN, ALONG, BLOCK)), 2)
             encode, decode = block_scales(amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
             blocks = tl.reshape(widened(stored, DTYPE, "rows"), (RUN, DOWN, OF_BLOCK, ALONG, BLOCK))
             codes = fp8_codes(blocks * poisoned(encode, amax)[None, :, None, :, None], FORMAT, CAST)
@@ -77,10 +78,6 @@ def quantize_blocks(
             if TURNED:
                 store_turned(column_codes, codes, turned_panel, tile, columns, RUN, WIDTH)
         else:
-            if row_codes is not None:
-                row_amax = tl.max(tl.reshape(magnitude, (PANEL, ALONG, BLOCK)), 2)
-            if column_codes is not None:
-                column_amax = tl.max(tl.reshape(down, (DOWN, OF_BLOCK, WIDTH)), 1)
             if row_codes is not None:
                 encode, decode = block_scales(row_amax, epsilon, FORMAT, SCALES, POWER_OF_TWO)
                 blocks = tl.reshape(widened(stored, DTYPE, "rows"), (PANEL, ALONG, BLOCK))

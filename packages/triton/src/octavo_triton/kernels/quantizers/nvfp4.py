@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import COMPILED, device_function
-from octavo_triton.kernels.formats import as_bits, e2m1_bytes, magnitudes, sixteens, widened
+from octavo_triton.kernels.formats import as_bits, e2m1_bytes, sixteens, widened
+from octavo_triton.kernels.maxima import largest_across, largest_all, largest_down
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 from octavo_triton.kernels.quantizers.hadamard import hadamard
 from octavo_triton.kernels.quantizers.stochastic import draws, to_e2m1
-from octavo_triton.kernels.quantizers.tiles import columns_of_tile, rows_in_runs
+from octavo_triton.kernels.quantizers.tiles import columns_of_tile, load_tile, rows_in_runs
 from octavo_triton.kernels.quantizers.units import largest_of_group
 from octavo_triton.kernels.scales import is_poisoned, nvfp4_scales, poisoned
 
@@ -41,13 +42,12 @@ def hadamard_amax(
     if group < groups:
         row, column = rows_in_runs(16), columns_of_tile(tl.program_id(0) % across, WIDTH, BESIDE)
         inside = (first + row < end)[:, None] & (column < columns)[None, :]
-        stored = tl.load(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), mask=inside, other=0)
+        stored = load_tile(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), inside)
         if of_groups is not None:
-            magnitude = magnitudes(stored, DTYPE)
-            largest_of_group(of_groups, group, tl.max(tl.max(magnitude, 0), 0), APART)
+            largest_of_group(of_groups, group, largest_all(stored, DTYPE, PANEL, WIDTH), APART)
         turned = hadamard(tl.reshape(stored, (16, RUNS, WIDTH)), DTYPE, RUNS, WIDTH)
-        turned = magnitudes(turned, "bfloat16")
-        largest_of_group(of_transformed, group, tl.max(tl.max(tl.max(turned, 0), 1), 0), APART)
+        turned = tl.reshape(turned, (PANEL, WIDTH))
+        largest_of_group(of_transformed, group, largest_all(turned, "bfloat16", PANEL, WIDTH), APART)
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def quantize_nvfp4(
         row, column = rows_in_runs(16), columns_of_tile(tile, WIDTH, BESIDE)
         column_real = column < columns
         inside = (row < left)[:, None] & column_real[None, :]
-        stored = tl.load(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), mask=inside, other=0)
+        stored = load_tile(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), inside)
         at = row[:, None] * columns + column[None, :]
         across = (columns + 15) // 16
         block_column = tile * ALONG + tl.arange(0, ALONG)
@@ -118,7 +118,7 @@ def quantize_nvfp4(
                 key = tl.load(seed)
         if row_codes is not None:
             group_amax = tl.load(row_amax + group) + tl.full((1, 1), 0, tl.int32)
-            amax = tl.max(tl.reshape(magnitudes(stored, DTYPE), (PANEL, ALONG, 16)), 2)
+            amax = largest_across(stored, DTYPE, PANEL, WIDTH, 16)
             of_row = random[:, :, None]
             if STOCHASTIC:
                 local_row = (first - start).to(tl.int32) + row
@@ -150,7 +150,7 @@ def quantize_nvfp4(
                 # of whole runs, also the rows that fill the last one up
                 real = (row // 16 * 16 < left)[:, None] & column_real[None, :]
             group_amax = tl.load(column_amax + group) + tl.full((1, 1), 0, tl.int32)
-            amax = tl.max(magnitudes(tiles_of_runs, OF_COLUMNS), 0)
+            amax = largest_down(tl.reshape(tiles_of_runs, (PANEL, WIDTH)), OF_COLUMNS, 16, PANEL, WIDTH, 16)
             encode, decode, _factor = nvfp4_scales(amax, group_amax, CAST)
             of_column = random[:, :, None]
             if STOCHASTIC:

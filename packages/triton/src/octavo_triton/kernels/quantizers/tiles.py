@@ -28,6 +28,18 @@ def columns_of_tile(tile, WIDTH: tl.constexpr, BESIDE: tl.constexpr):
 
 
 @device_function
+def load_tile(pointers, inside):
+    """A tile's values, 0 outside, all of them asked for before any is used.
+
+    The assembler puts loads off until registers are free, and a multiprocessor has too few of these programs for others
+    to work meanwhile. It moves no load past a barrier.
+    """
+    stored = tl.load(pointers, mask=inside, other=0)
+    tl.debug_barrier()
+    return stored
+
+
+@device_function
 def store_turned(turned, codes, panel, tile, columns, RUN: tl.constexpr, WIDTH: tl.constexpr):
     """Codes [128, WIDTH] in runs as columns [P, C, 128]: the rows of one panel lie side by side."""
     row, column = tl.arange(0, PANEL)[None, :], tile * WIDTH + tl.arange(0, WIDTH)[:, None]

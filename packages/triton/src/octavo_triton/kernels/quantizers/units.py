@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, magnitudes, sixteens, widened
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, sixteens, widened
+from octavo_triton.kernels.maxima import largest_across, largest_all, largest_down
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
-from octavo_triton.kernels.quantizers.tiles import columns_of_tile, rows_in_runs, store_turned
+from octavo_triton.kernels.quantizers.tiles import columns_of_tile, load_tile, rows_in_runs, store_turned
 from octavo_triton.kernels.scales import decode_of, fp32_encode, is_poisoned, poisoned
 
 
@@ -47,18 +48,18 @@ def unit_amax(
         column = tile * PANEL + tl.arange(0, PANEL)
         inside = (row < end)[:, None] & (column < columns)[None, :]
         at = tl.arange(0, PANEL)[:, None] * x_stride + column[None, :]
-        magnitude = magnitudes(tl.load(x + first * x_stride + at, mask=inside, other=0), DTYPE)
+        stored = load_tile(x + first * x_stride + at, inside)
         across = (columns + PANEL - 1) // PANEL
         if of_groups is not None:
-            largest_of_group(of_groups, group, tl.max(tl.max(magnitude, 1), 0), APART)
+            largest_of_group(of_groups, group, largest_all(stored, DTYPE, PANEL, PANEL), APART)
         if of_rows is not None:
-            of_row = tl.max(magnitude, 1)
+            of_row = tl.reshape(largest_across(stored, DTYPE, PANEL, PANEL, PANEL), (PANEL,))
             if APART:
                 tl.store(of_rows + row * across + tile, of_row, mask=row < end)
             else:
                 tl.atomic_max(of_rows + row, of_row, mask=row < end, sem="relaxed")
         if of_columns is not None:
-            of_column = tl.max(magnitude, 0)
+            of_column = tl.reshape(largest_down(stored, DTYPE, 1, PANEL, PANEL, PANEL), (PANEL,))
             if APART:
                 tl.store(of_columns + panel.to(tl.int64) * columns + column, of_column, mask=column < columns)
             else:
@@ -108,7 +109,7 @@ def quantize_units(
     if group < groups:
         row, column = rows_in_runs(RUN), columns_of_tile(tile, PANEL, BESIDE)
         inside = (first + row < end)[:, None] & (column < columns)[None, :]
-        stored = tl.load(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), mask=inside, other=0)
+        stored = load_tile(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), inside)
         base = first * columns
         at = row[:, None] * columns + column[None, :]
         if TURNED:
