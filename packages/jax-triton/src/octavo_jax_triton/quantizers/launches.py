@@ -119,6 +119,6 @@ def _scales(
 ) -> dict[str, Array]:
     count = math.prod(decode.shape)
     return start(
-        unit_scales, (tiles(count, _SIZE),), (amax, encode, decode, count, epsilon), rows.target,
-        **rule, GIVEN=encode is not None, SIZE=_SIZE,
+        unit_scales, (tiles(count, _SIZE),), (amax, encode, decode, None, count, 0, epsilon), rows.target,
+        **rule, GIVEN=encode is not None, SHARED=True, SIZE=_SIZE,
     )  # fmt: skip

@@ -119,28 +119,24 @@ def nvfp4(
 def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Tensor | None, turned: bool) -> None:
     """Delayed scaling from `scale`, fp32 [G]; current and row scaling from amaxes."""
     encode = None if scale is None else scale.to(torch.float32).contiguous()
-    amaxes: dict[str, Tensor] = {}
-    if encode is None:
-        amaxes = {
-            direction: torch.zeros(planes[f"{direction}_scale"].numel(), dtype=torch.int32, device=rows.x.device)
-            for direction in ("rowwise", "columnwise")
-            if f"{direction}_scale" in planes
-        }
-    of_groups = next(iter(amaxes.values())) if spec.scaling == "current" else None
-    of_rows, of_columns = (amaxes.get("rowwise"), amaxes.get("columnwise")) if spec.scaling == "row" else (None, None)
+    decodes = [planes.get(f"{direction}_scale") for direction in ("rowwise", "columnwise")]
+    counts = [0 if decode is None else decode.numel() for decode in decodes]
+    shared = spec.scaling != "row"
+    rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
     epsilon = pattern(spec.amax_epsilon)
-    if amaxes:
+    amax = of_groups = of_rows = of_columns = None
+    if encode is None:
+        amax = torch.zeros(max(counts) if shared else sum(counts), dtype=torch.int32, device=rows.x.device)
+        if shared:
+            of_groups = amax
+        else:
+            of_rows, of_columns = (part if len(part) else None for part in amax.split(counts))
         measured = (rows.x, rows.table, of_groups, of_rows, of_columns, *rows.shape)
         start(unit_amax, rows.grid(), rows.x, measured, **rows.how, APART=False, num_warps=4)
-    rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
-    for direction in ("rowwise", "columnwise"):
-        if f"{direction}_scale" not in planes:
-            continue
-        decode = planes[f"{direction}_scale"]
-        count = decode.numel()
+    if any(counts):
         start(
-            unit_scales, (tiles(count, _SIZE),), rows.x, (amaxes.get(direction), encode, decode, count, epsilon),
-            **rule, GIVEN=encode is not None, SIZE=_SIZE,
+            unit_scales, (tiles(sum(counts), _SIZE),), rows.x, (amax, encode, *decodes, *counts, epsilon), **rule,
+            GIVEN=encode is not None, SHARED=shared, SIZE=_SIZE,
         )  # fmt: skip
     codes = planes.get("rowwise"), planes.get("columnwise")
     arguments = (rows.x, encode, of_groups, of_rows, of_columns, rows.table, *codes, *rows.shape, epsilon)

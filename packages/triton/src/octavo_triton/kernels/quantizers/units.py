@@ -69,19 +69,28 @@ def unit_amax(
 
 @triton.jit
 def unit_scales(
-    amax, encode, decode, units, epsilon,
-    FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, GIVEN: tl.constexpr, SIZE: tl.constexpr,
+    amax, encode, rowwise, columnwise, rows, columns, epsilon,
+    FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, GIVEN: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Decode scales of `units` units from their amax, or of GIVEN encode scales (delayed scaling)."""
+    """Decode scales of `rows` and `columns` units from their amaxes, or of GIVEN encode scales (delayed scaling).
+
+    amax, encode   of rows, then of columns; SHARED: the same units are both
+    """
     unit = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    real = unit < units
+    of_rows, real = unit < rows, unit < rows + columns
+    place = tl.where(of_rows, unit, unit - rows)
+    source = place if SHARED else unit
     if GIVEN:
-        scale = tl.load(encode + unit, mask=real, other=1.0)
-        tl.store(decode + unit, decode_of(scale, scale != scale), mask=real)
+        scale = tl.load(encode + source, mask=real, other=1.0)
+        decode = decode_of(scale, scale != scale)
     else:
-        bits = tl.load(amax + unit, mask=real, other=0)
+        bits = tl.load(amax + source, mask=real, other=0)
         scale = fp32_encode(bits, epsilon, FORMAT, POWER_OF_TWO)
-        tl.store(decode + unit, decode_of(scale, is_poisoned(bits)), mask=real)
+        decode = decode_of(scale, is_poisoned(bits), POWER_OF_TWO)
+    if rowwise is not None:
+        tl.store(rowwise + place, decode, mask=of_rows)
+    if columnwise is not None:
+        tl.store(columnwise + place, decode, mask=real & (unit >= rows))
 
 
 @triton.jit
