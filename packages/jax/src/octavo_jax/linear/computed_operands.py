@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -189,9 +189,10 @@ def activation_gradient_operand(
 ) -> GradientOperand:
     """The layer's dy, and gradients, of the activation's dy and input x; forward: its result is wanted, too."""
     if of.run is not None and not _is_cut(layer, "o"):
-        fused = _FusedQuantizer(of.run, layer.plan.quantize_dy, layer, "dy")
-        inputs, sums = FusedInputs((dy, x), probs=of.probs), () if bias is None else ("dbias",)
-        operand, extras = _quantized(fused, inputs, context, history, sums)
+        run = of.run if layer.placement is None else _with_dprobs(of, of.run)
+        fused = _FusedQuantizer(run, layer.plan.quantize_dy, layer, "dy")
+        wanted = (*(() if bias is None else ("dbias",)), *(() if of.probs is None else ("dprobs",)))
+        operand, extras = _quantized(fused, FusedInputs((dy, x), probs=of.probs), context, history, wanted)
         dbias = None if bias is None or extras.dbias is None else extras.dbias.astype(bias.dtype)
         return GradientOperand(operand, dbias, _dprobs(of, dy, x, extras.dprobs), None)
     if of.values is not None and holds_rows(layer, "dy"):
@@ -206,6 +207,16 @@ def activation_gradient_operand(
     dbias = bias_gradient(layer, plain, bias, context)
     dprobs = _dprobs(of, dy, x, made.dprobs)
     return GradientOperand(ComputedOperand(plain, q, history), dbias, dprobs, made.forward)
+
+
+def _with_dprobs(of: ActivationQuantizer, run: Run) -> Run:
+    """`run` of an activation's gradient, with that of the probabilities whatever the backend makes."""
+
+    def made(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[GroupedTensor, Extras]:
+        q, extras = run(dy, x, *args, **options)
+        return q, extras._replace(dprobs=_dprobs(of, dy, x, extras.dprobs))
+
+    return made
 
 
 def _dprobs(of: ActivationQuantizer, dy: Array, x: Array, made: Array | None) -> Array | None:

@@ -24,7 +24,7 @@ from octavo_jax.sharding.quantizers import recorded
 from octavo_jax.sharding.route import run
 from octavo_registry import QuantizePlan
 
-_ROWS = ("activated", "mean", "rstd")
+_ROWS = ("activated", "mean", "rstd", "dprobs")
 
 
 class FusedInputs(NamedTuple):
@@ -109,7 +109,7 @@ def fused_rows(
     form = planes.form_of(planes.spec_of_plan(plan, (tokens[0].shape[-2], columns), groups))
     rows, per_row = specs.rows(placement, column), specs.per_row(placement)
     per_group = specs.groups(placement)
-    known = {"activated": rows, "mean": per_row, "rstd": per_row, "dbias": per_group, "amax": per_group}
+    known = {"activated": rows, **dict.fromkeys(_ROWS[1:], per_row), "dbias": per_group, "amax": per_group}
     names = (*extra_names, *(() if scale is None else ("amax",)))
     q, extras = run(
         placement,

@@ -130,7 +130,7 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
         if shared:
             of_groups = amax
         else:
-            of_rows, of_columns = (part if len(part) else None for part in amax.split(counts))
+            of_rows, of_columns = (part if len(part) else None for part in torch.split(amax, counts))
         measured = (rows.x, rows.table, of_groups, of_rows, of_columns, *rows.shape)
         start(unit_amax, rows.grid(), rows.x, measured, **rows.how, APART=False, num_warps=4)
     if any(counts):
