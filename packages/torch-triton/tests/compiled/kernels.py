@@ -52,7 +52,8 @@ _TYPES = {
 }  # fmt: skip
 _QUICK_MOVES = (80, 120)
 _QUICK_FP32 = (90,)
-_QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-row")}
+_QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-current")}
+"""With powers of two, which are subtracted, in bytes, and divided."""
 
 
 class Written(NamedTuple):
