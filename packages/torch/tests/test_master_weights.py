@@ -240,6 +240,40 @@ def test_values_that_a_step_would_undo(recipe: str, closure: bool, rng: np.rando
     step()
 
 
+@pytest.mark.parametrize("main_grad", [None, "accumulate"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_grad_scaler_sees_every_gradient(enabled: bool, main_grad: Any, rng: np.random.Generator) -> None:
+    """Scaled by a power of two, steps have the bits of steps without. A gradient that nobody has collected is refused:
+    it would be stepped with as it is, 1024 times too large."""
+
+    def trained(scale: float | None, collect: bool) -> list[Tensor]:
+        torch.manual_seed(seed)
+        layer, other = make("fp8-block", main_grad=main_grad), nn.Linear(K, K)  # another, which the scaler does see
+        masters = MasterWeights(nn.ModuleList([layer, other]))
+        optimizer = torch.optim.SGD(masters.all_parameters(), lr=0.1)
+        masters.follow(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        for _ in range(2):
+            y = other(layer(torch.randn(M, K).bfloat16(), SIZES).float())
+            scaler.scale(y[: sum(SIZES)].square().mean()).backward()
+            if collect:
+                masters.collect()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [value.detach() for value in masters.parameters()]
+
+    seed = int(rng.integers(1 << 31))
+    scale = 1024.0 if enabled else None
+    wanted = trained(None, collect=True)
+    assert all(map(torch.equal, trained(scale, collect=True), wanted))
+    if enabled and main_grad is None:
+        with pytest.raises(ValueError, match=r"a GradScaler steps the optimizer and has not seen the gradient of 0\."):
+            trained(scale, collect=False)
+    else:
+        assert all(map(torch.equal, trained(scale, collect=False), wanted))
+
+
 def test_masters_start_from_what_the_codes_stand_for(rng: np.random.Generator) -> None:
     """Without values: their rows as fprop reads them, in the order of the module's weight, where gate and up rows may
     take turns."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -29,7 +31,8 @@ class MasterWeights(nn.ParameterDict):
     checkpoint keeps beside the model's. Gradients go to the CodedWeights, where backward, DistributedDataParallel and
     accumulation over microbatches leave them; `collect` moves them to the masters in the masters' dtype. With
     `main_grad` in a layer its gradient is added to the master's at once. The module's own `zero_grad` does not reach
-    the masters: call the optimizer's. A GradScaler sees the masters' gradients alone: call `collect` before it.
+    the masters: call the optimizer's. A GradScaler sees the masters' gradients alone: call `collect` before its
+    `unscale_` or `step`, which is refused otherwise.
 
         with octavo_torch.quantized_parameters("fp8-block"):
             model = Model()
@@ -138,8 +141,23 @@ class MasterWeights(nn.ParameterDict):
             return args, {**kwargs, "closure": self._collecting(kwargs["closure"])}
         if len(args) > 1 and args[1] is not None:
             return (args[0], self._collecting(args[1]), *args[2:]), kwargs
+        self._check_scaler()
         self.collect()
         return None
+
+    def _check_scaler(self) -> None:
+        """ValueError where a GradScaler steps and there are gradients that it has not seen."""
+        waiting = [
+            name
+            for name, weight in self._coded.items()
+            if weight.grad is not None and not getattr(weight, "grad_added_to_main_grad", False)
+        ]
+        if waiting and _scaler_steps():
+            raise ValueError(
+                f"a GradScaler steps the optimizer and has not seen the gradient of {waiting[0]}, which is still "
+                "scaled and may hold infinities; call collect() of the MasterWeights before scaler.unscale_ or "
+                "scaler.step"
+            )
 
     def _after_step(self, *_: object) -> None:
         self._taken.note(self.items())
@@ -211,6 +229,16 @@ class MasterWeights(nn.ParameterDict):
         result = super().load_state_dict(state_dict, strict)
         self.write()
         return result
+
+
+def _scaler_steps() -> bool:
+    """Whether a GradScaler that is enabled has called this. Hooks of an optimizer are told nothing of it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is torch.amp.GradScaler.step.__code__:
+            return bool(frame.f_locals["self"].is_enabled())
+        frame = frame.f_back
+    return False
 
 
 def _key(name: str) -> str:
