@@ -28,7 +28,7 @@ class QuantizerTile(NamedTuple):
 CODES = QuantizerTile(8, 128, 16, 4, 168)
 """Of FP8 codes. Three programs fit on a multiprocessor, and one's loads run beside the others' arithmetic."""
 MX_CODES_OF_MATRICES = QuantizerTile(4, 128, 16, 8)
-"""Of weights in MXFP8: in the tile above half of their loads are put off, barrier or not."""
+"""Of weights in MXFP8: in the tile above the assembler puts half of their loads off, in spite of `load_tile`."""
 CODES_IN_INTEGERS = QuantizerTile(8, 128, 8, 8)
 """Chips that round to FP8 in integers have no registers for so much in a thread."""
 NVFP4 = QuantizerTile(16, 64, 8, 2)

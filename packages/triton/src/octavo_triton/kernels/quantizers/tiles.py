@@ -32,7 +32,7 @@ def load_tile(pointers, inside):
     """A tile's values, 0 outside, all of them asked for before any is used.
 
     The assembler puts loads off until registers are free, and a multiprocessor has too few of these programs for others
-    to work meanwhile. It moves no load past a barrier.
+    to work meanwhile. It moves no load past a barrier, though it may move arithmetic ahead of one.
     """
     stored = tl.load(pointers, mask=inside, other=0)
     tl.debug_barrier()
