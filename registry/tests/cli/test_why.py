@@ -308,7 +308,7 @@ def test_why_says_what_ranks_exchange(run: Any, monkeypatch: pytest.MonkeyPatch)
     asked = ["why", "moe", *WHY[2:], "--ranks", "4"]
     refused = run(*asked)
     assert refused.code == 2
-    assert "--ranks: torch has no bridge here" in refused.err
+    assert "--ranks: no front end of torch that is installed" in refused.err
     record = FrameworkRecord("torch", "octavo-torch", "1", "a:b", cast(Any, Spreads()))
     monkeypatch.setattr(ranks, "framework_record", lambda name: record)
     assert "by pigeon, 4 of them, mxfp8 bfloat16" in run(*asked).out
@@ -334,7 +334,7 @@ def test_why_supposes_a_chip_that_is_not_here(run: Any, use: Any, fakes: Any) ->
     use(fakes.registry(fakes.plugin("hopper", rows=[row], backend=OfHopper(), priority=5), fakes.plugin("a")))
     asked = ["why", "fprop", "--recipe", "mxfp8", "--framework", "torch"]
     for chip, code, words in (
-        ("h100", 0, r"hopper +chosen .*its card admits it"),
+        ("h100", 0, r"hopper +chosen .*declares that it serves this"),
         ("H200", 0, r"hopper +chosen"),
         ("sm_90", 0, r"hopper +chosen"),
         ("a100", 1, r"hopper +refused .*needs sm_90 or newer, this device is sm_80"),
@@ -380,7 +380,7 @@ def test_why_says_that_products_are_emulated(run: Any, use: Any, fakes: Any) -> 
         asked = ["why", op, "--recipe", "mxfp8", "--framework", "torch"]
         ran = run(*asked, "--hypothetical", "h100")
         assert ran.out.splitlines().count(sentence) == 1
-        assert f"its card admits it; emulated: {how}" in ran.out
+        assert f"declares that it serves this; emulated: {how}" in ran.out
         here = run(*asked, "--device", "cuda", "--arch", "9.0")
         assert sentence.replace("H100", "this device") in here.out.splitlines()
         for place in (["--hypothetical", "h100"], ["--device", "cuda", "--arch", "9.0"]):

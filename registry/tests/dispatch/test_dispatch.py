@@ -265,7 +265,7 @@ def test_a_plan_prints(fakes: Any) -> None:
         "fprop in mxfp8 for torch on cpu: a (emulated: bf16 products)",
         "  layouts: x panels",
         "  a  chosen    priority 1",
-        "  b  eligible  its card admits it; a comes first",
+        "  b  eligible  declares that it serves this; a comes first",
     ]
     assert plan.capability == rows[0]
     with pytest.raises(TypeError):

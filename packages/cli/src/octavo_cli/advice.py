@@ -113,7 +113,8 @@ def weights_for(shape: Shape, path: Path | None, *, trust: bool, rows: int, seed
         draw = np.random.default_rng(seed)
         count = min(shape.n, rows or 256)
         values = draw.standard_normal((min(shape.groups, 4), count, shape.k), dtype=np.float32)
-        return values.astype(ml_dtypes.bfloat16), "normally distributed values; --weights judges by yours"
+        judged = "normally distributed values, of which all FP8 recipes keep about the same; --weights judges by yours"
+        return values.astype(ml_dtypes.bfloat16), judged
     parts, names = [], []
     source = open_source(path, trust=trust)
     for name, values in each_tensor(source):

@@ -35,7 +35,7 @@ def advise(
     ] = None,
     per_host: Annotated[int, typer.Option(help="With --ranks: GPUs of a host, which share its links.")] = 8,
     choices: Annotated[int, typer.Option(help="With --ranks: experts of each token.")] = 8,
-    skew: Annotated[float, typer.Option(help="With --ranks: rows of the busiest rank, in even shares.")] = 1.25,
+    skew: Annotated[float, typer.Option(help="With --ranks: rows of the busiest rank, divided by the average.")] = 1.25,
     layers: Annotated[int, typer.Option(help="With --ranks: MoE layers whose experts share a GPU's memory.")] = 1,
     micro_batches: Annotated[
         int, typer.Option(help="Micro-batches of one optimizer step, which share the weights' codes.")

@@ -187,7 +187,7 @@ def test_the_route_to_other_ranks(group: dist.ProcessGroup) -> None:
     report = layer(recipe=MXFP8(), ep=group).explain(tokens())
     assert report.exchange is not None
     assert report.exchange.route == "collective"
-    assert "peer memory is of a fixed size, which Exchange(rows=) gives" in str(report)
+    assert "peer memory needs buffers of a fixed size: give Exchange(rows=)" in str(report)
     module = layer(recipe=MXFP8(), ep=group, exchange=Exchange(rows=T * C, route="peer"))
     assert "if each of 1 ranks reaches that of the others; the first forward finds out" in str(module.explain(tokens()))
     module(tokens())

@@ -139,7 +139,11 @@ class Candidates:
             elif outcome is not None and passed_over and index in passed_over:
                 verdicts.append(candidate.record.decision("refused", passed_over[index]))
             else:
-                after = f"its card admits it; {winner[0].name} comes first" if winner else "its card admits it"
+                after = (
+                    f"declares that it serves this; {winner[0].name} comes first"
+                    if winner
+                    else "declares that it serves this"
+                )
                 verdicts.append(candidate.record.decision("eligible", candidate.with_untried(after)))
         return (*verdicts, *self._others)
 

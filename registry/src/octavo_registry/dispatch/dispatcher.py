@@ -95,7 +95,7 @@ class Dispatcher:
                     continue
                 after = f"; {chosen} comes first" if chosen else ""
                 verdict: Verdict = "eligible" if chosen else "chosen"
-                reason = candidate.with_emulated(f"its card admits it{after}", request)
+                reason = candidate.with_emulated(f"declares that it serves this{after}", request)
                 reason = candidate.with_untried(f"{reason}{unknown}")
                 verdicts.append(candidate.record.decision(verdict, reason))
                 chosen = chosen or candidate.name

@@ -121,7 +121,7 @@ def about_cpu(results: Results) -> Iterable[str]:
     else:
         yield "These are times of a CPU and say nothing about a GPU."
     if results.facts.repeats == 1:
-        yield "Each row is a single call, and the ratio of two of them no measurement: --repeats times more."
+        yield "Each row is a single call, so ratios mean little: give a larger --repeats."
     yield ""
 
 

@@ -47,9 +47,9 @@ def _why_nothing_fits(layer: Layer, cluster: Cluster) -> str:
     ways += ["fewer --layers"] if cluster.layers > 1 else []
     ways += [] if ways else ["a smaller --shape"]
     return (
-        f"--layers {cluster.layers} of {experts} experts take {cluster.memory:g} GB of each of no fewer than {least} "
-        f"ranks, and with --ranks {cluster.ranks} experts are spread over {most} at most, the largest number that "
-        f"divides both {cluster.ranks} and {experts}; give {', or '.join(ways)}"
+        f"{experts} experts need {least} ranks or more, with {cluster.memory:g} GB of each for its experts (--layers "
+        f"{cluster.layers}), and --ranks {cluster.ranks} spreads them over {most} at most, the largest number that "
+        f"divides both; give {', or '.join(ways)}"
     )
 
 
@@ -60,7 +60,9 @@ def advise_ranks(layer: Layer, cluster: Cluster, recipe: str, skew: float, as_js
     if recipe not in RATES:
         raise InputError(f"--recipes is {recipe!r}; with --ranks give one of {', '.join(RATES)}")
     if not 1 <= skew < math.inf:
-        raise InputError(f"--skew is {skew}; give the busiest rank's rows of an even share, such as 1.25")
+        raise InputError(
+            f"--skew is {skew}; give the rows of the busiest rank divided by the average, at least 1, such as 1.25"
+        )
     candidates = [*plans(layer, cluster, recipe, skew)]
     best = fastest(candidates)
     if best is None:
@@ -119,7 +121,7 @@ def _sentence(plan: Plan) -> str:
     share = plan.step.exposed / plan.step.total
     return (
         f"groups of {plan.spread.ranks} ranks with {plan.experts} experts each, by the {plan.route} route, tokens as "
-        f'{plan.wire.payload}, returns="{plan.wire.returns}"; {share:.0%} of the step is exposed.'
+        f'{plan.wire.payload}, returns="{plan.wire.returns}"; {share:.0%} of forward and backward is exposed.'
     )
 
 

@@ -18,7 +18,7 @@ REDUCED_BYTES = 6
 
 UNKNOWN = (
     "rates between hosts are what others published of one 400 Gb/s adapter per rank; untuned or shared networks reach "
-    "a half or a quarter of it (--network)",
+    "a half to a fifth of it (--network)",
     "rates within a host are those of two and four H200s; links of more than four at once were not measured",
     "routing is even but for --skew; which rank is busiest changes from step to step",
     "by the collective route nothing overlaps, by peer memory what two GPUs measured, by forwarding all that can, "

@@ -65,6 +65,7 @@ def _explain_operands(x: object, weight: object) -> None:
         raise ValueError(
             f"x has {x.shape[1]} features and weight has shape {list(weight.shape)}; "
             f"give [G, N, K] with K = {x.shape[1]}"
+            + ("; this looks like [G, K, N]: give weight.mT" if x.shape[1] == weight.shape[1] else "")
         )
     if x.dtype is not weight.dtype:
         raise ValueError(f"x has dtype {name_of(x.dtype)} and weight {name_of(weight.dtype)}; {ONE_DTYPE}")

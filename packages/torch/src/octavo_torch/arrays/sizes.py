@@ -108,7 +108,8 @@ def _checked_sizes(group_sizes: object, rows: int, like: Tensor) -> tuple[Tensor
     if not group_sizes.is_cpu:
         if group_sizes.device != like.device:
             raise ValueError(
-                f"group_sizes is on {group_sizes.device} and the tensor on {like.device}; move it there, or to the host"
+                f"group_sizes is on {group_sizes.device} and x on {like.device}; move group_sizes to {like.device}, or "
+                "to the CPU"
             )
         return group_sizes, False
     sizes = group_sizes.to(torch.int64)

@@ -83,7 +83,9 @@ def check_state(recipe: Recipe, state: object, like: Tensor, groups: int | None 
     if state.recipe is not recipe:
         _check_same_scales(recipe, state.recipe)
     if state.scale.device != like.device:
-        raise ValueError(f"state is on {state.scale.device} and the tensors on {like.device}; move it there")
+        raise ValueError(
+            f"state is on {state.scale.device} and the tensors on {like.device}; move state to {like.device}"
+        )
 
 
 def _check_same_scales(recipe: Recipe, own: Recipe) -> None:
@@ -105,7 +107,7 @@ def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> N
     if value.dtype not in DTYPE_NAMES:
         raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
     if value.device != x.device:
-        raise ValueError(f"{name} is on {value.device} and x on {x.device}; move it there")
+        raise ValueError(f"{name} is on {value.device} and x on {x.device}; move {name} to {x.device}")
     check_layout(name, value)
 
 

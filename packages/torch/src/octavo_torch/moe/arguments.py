@@ -23,7 +23,7 @@ def check_choices(name: str, choices: object, x: Tensor) -> None:
             "with at least one choice per token"
         )
     if choices.device != x.device:
-        raise ValueError(f"{name} is on {choices.device} and x on {x.device}; move it there")
+        raise ValueError(f"{name} is on {choices.device} and x on {x.device}; move {name} to {x.device}")
 
 
 def check_weights(weights: object, choices: Tensor) -> None:
@@ -33,4 +33,6 @@ def check_weights(weights: object, choices: Tensor) -> None:
         raise ValueError(f"weights is {brief(weights)}; give {list(shape)} in float32, bfloat16 or float16")
     check_layout("weights", weights)
     if weights.device != choices.device:
-        raise ValueError(f"weights is on {weights.device} and the choices on {choices.device}; move it there")
+        raise ValueError(
+            f"weights is on {weights.device} and the choices on {choices.device}; move weights to {choices.device}"
+        )

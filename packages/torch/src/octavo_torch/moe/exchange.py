@@ -53,7 +53,10 @@ class ExpertExchange:
         if rows.shape[0] < sent:
             raise ValueError(f"rows is {brief(rows)} and the sizes' sum is {sent}; give [M, K] with M >= {sent}")
         if rows.device != self.group_sizes.device:
-            raise ValueError(f"rows is on {rows.device} and the sizes on {self.group_sizes.device}; move it there")
+            raise ValueError(
+                f"rows is on {rows.device} and the sizes on {self.group_sizes.device}; move rows to "
+                f"{self.group_sizes.device}"
+            )
         received = _all_to_all(rows[:sent], self._received, self._sent, self._group)
         sorted_rows, _, self._routing = permute(received, self._expert, self.group_sizes.shape[0])
         return sorted_rows

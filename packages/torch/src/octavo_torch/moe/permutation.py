@@ -182,7 +182,9 @@ def _check_rows(rows: object, routing: object) -> None:
         raise ValueError(f"rows is {brief(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
     check_layout("rows", rows)
     if rows.device != routing.order.device:
-        raise ValueError(f"rows is on {rows.device} and routing on {routing.order.device}; move it there")
+        raise ValueError(
+            f"rows is on {rows.device} and routing on {routing.order.device}; move rows to {routing.order.device}"
+        )
 
 
 _FIELDS = tuple(field.name for field in fields(Routing))

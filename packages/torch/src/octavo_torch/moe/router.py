@@ -291,7 +291,7 @@ def _check(logits: object, k: object, score: object, bias: object, scale: object
         raise ValueError(f"bias is {brief(bias)}; give [{experts}] in float32, bfloat16 or float16")
     check_layout("bias", bias)
     if bias.device != logits.device:
-        raise ValueError(f"bias is on {bias.device} and logits on {logits.device}; move it there")
+        raise ValueError(f"bias is on {bias.device} and logits on {logits.device}; move bias to {logits.device}")
 
 
 def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:

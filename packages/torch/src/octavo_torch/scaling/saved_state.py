@@ -10,8 +10,8 @@ STATE_BUFFERS = ("seed_base", "seed_counter", "amax_history", "encode_scale")
 """The buffers that modules have, by their recipe."""
 
 CONVERT = (
-    "create the module with the recipe that it was saved with, load, and give it this one by "
-    "octavo_torch.convert(module, recipe), whose state starts anew"
+    "create the module with the recipe that it was saved with, load the checkpoint, and then call "
+    "octavo_torch.convert(module, recipe), which starts a state anew where the recipe has one"
 )
 """What to do where a checkpoint holds the state of another recipe."""
 

@@ -17,7 +17,10 @@ def ask_ranks(question: Question, ranks: int) -> Sequence[tuple[str, str]]:
     record = framework_record(framework)
     bridge: object = None if record is None else record.bridge
     if not isinstance(bridge, ExpertRanks):
-        raise BadInput(f"--ranks: {framework} has no bridge here that spreads a MoE layer over ranks; leave it out")
+        raise BadInput(
+            f"--ranks: no front end of {framework} that is installed spreads a MoE layer over ranks; leave --ranks "
+            "out, or give --framework torch"
+        )
     try:
         return guard(lambda: bridge.explain_exchange(question.recipe, ranks, question.layer.in_dtype))
     except Fault as fault:

@@ -27,7 +27,7 @@ def show(answer: Answer) -> None:
         print_line(f"Layers run without a backend for it: {framework}'s own operations compute {answer.question.op}.")
     if answer.chip is not None:
         print_line()
-        print_line(f"This is what cards and shape rules say of {answer.chip.name}; no such device was looked at.")
+        print_line(f"This is what backends declare for {answer.chip.name}; no {answer.chip.name} was looked at.")
     if answer.emulated:
         print_line()
         for products in answer.emulated:
@@ -53,7 +53,7 @@ def _show_changes(answer: Answer) -> None:
     request = answer.question.layer
     if not answer.served and answer.chip is None and request.device != "cpu":
         print_line()
-        print_line("`--hypothetical h100` asks for a chip that is not here: cards and shape rules alone.")
+        print_line("`--hypothetical h100` asks for a chip that is not here, by what backends declare alone.")
 
 
 def _show_composition(answer: Answer) -> None:

@@ -52,7 +52,7 @@ def token_exchange_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gra
         raise ValueError("x is on meta and has no values to exchange; give tokens on the ranks' device")
     left_out = exchange.left_out
     if left_out is not None and left_out.device != x.device:
-        raise ValueError(f"left_out is on {left_out.device} and x on {x.device}; move it there")
+        raise ValueError(f"left_out is on {left_out.device} and x on {x.device}; move left_out to {x.device}")
     signature = Signature(
         **sides._asdict(),
         choices=choices,

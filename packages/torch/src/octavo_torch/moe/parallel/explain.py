@@ -100,9 +100,9 @@ _OVERLAP: dict[RouteName, str] = {
     "made again, and dx while the gradient of w1 is computed",
 }
 _FAULTS: dict[RouteName, str] = {
-    "collective": "ranks that call otherwise are named at once; ranks that have ended, or do not answer, when the "
-    f"group's timeout and {GRACE_SECONDS:g} s are over at the latest",
-    "peer": "ranks that call otherwise are named at once, or by check_errors where the calls were agreed on before; "
+    "collective": "a rank whose call differs is named at once; a rank that has ended, or does not answer, "
+    f"{GRACE_SECONDS:g} s after the group's timeout at the latest",
+    "peer": "a rank whose call differs is named at once, or by check_errors where the calls were agreed on before; "
     "where a rank does not come within the group's timeout, CUDA fails in those that wait, with both numbers on stderr",
 }
 

@@ -89,7 +89,7 @@ def route_of_any(asked: RouteName | None, static: bool, device: torch.device) ->
     if asked == "collective":
         return _collective('Exchange(route="collective") asks for it')
     if not static:
-        return _collective("peer memory is of a fixed size, which Exchange(rows=) gives")
+        return _collective("peer memory needs buffers of a fixed size: give Exchange(rows=)")
     if asked is None and device.type != "cuda":
         return _collective(f'tokens are on {device.type}; Exchange(route="peer") has the other protocol in host memory')
     return None
