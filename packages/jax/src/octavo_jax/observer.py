@@ -192,9 +192,9 @@ def observations(seen: Any, prefix: str = "octavo/", *, experts: bool = False) -
     experts   also of each expert, as "<layer>/<operand>/expert<g>/<what>"
 
     Keys are "<prefix><layer>/<operand>/<what>", the layer being the tap's path in the pytree, and of stacked taps
-    "<path>.<number>", and the operand x, w or dy, as octavo_torch's are: amax, non_finite (a number of elements), and where the operand is quantized saturated,
-    underflow (shares of the elements looked at) and sqnr_db. An SQNR that does not exist, without a signal or without
-    noise, is left out.
+    "<path>.<number>", and the operand x, w or dy, as octavo_torch's are: amax, non_finite (a number of elements), and
+    where the operand is quantized saturated, underflow (shares of the elements looked at) and sqnr_db. An SQNR that
+    does not exist, without a signal or without noise, is left out.
     """
     taps, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(seen), is_leaf=lambda leaf: isinstance(leaf, Tap))
     numbers: dict[str, float] = {}

@@ -21,9 +21,9 @@ AMAX = FIELDS.index("amax")
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_shards_count_what_they_hold(check_vma: bool, mesh_of: Any, rng: np.random.Generator) -> None:
-    """A tap that in_specs cut has what each shard counted, under check_vma=False, too. One that shards share has the sums
-    of that and the largest amaxes, NaN winning, and of the kernel that they share its counts once. With JAX's default
-    check_vma=True neither could be: JAX's sentence was about the types of a custom_vjp's rule."""
+    """A tap that in_specs cut has what each shard counted, under check_vma=False, too. One that shards share has the
+    sums of that and the largest amaxes, NaN winning, and of the kernel that they share its counts once. With JAX's
+    default check_vma=True neither could be: JAX's sentence was about the types of a custom_vjp's rule."""
     mesh = mesh_of(data=2)
     shards = mesh.size
     x, dy = (rng.standard_normal((shards, M, n)).astype(np.float32) for n in (K, N))
