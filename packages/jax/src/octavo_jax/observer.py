@@ -167,9 +167,10 @@ def _forward(
 
 
 def _backward(recipe: Recipe, rows: int, axes: frozenset[str], saved: Any, dy: Array) -> tuple[Any, ...]:
-    (seen_x, seen_kernel), sizes, scale = saved
-    seen_grad = _counted(recipe, rows, "dy", dy, sizes, scale)
-    return dy, Tap(*(_of_shards(counts, axes) for counts in (seen_x, seen_kernel, seen_grad))), None, None, None
+    seen, sizes, scale = saved
+    counts = *seen, _counted(recipe, rows, "dy", dy, sizes, scale)
+    seen_x, seen_kernel, seen_grad = (_of_shards(one, axes) for one in counts)
+    return dy, Tap(seen_x, seen_kernel, seen_grad), None, None, None
 
 
 def _of_shards(counts: Array, axes: frozenset[str]) -> Array:
