@@ -87,8 +87,7 @@ def explain(
     recipe, sharding = as_recipe(recipe), in_force(sharding)
     x, kernel = as_array("x", x), as_array("kernel", kernel)
     weight = grouped_weight(contracting_dims, x.ndim)
-    if sharding is None:
-        check_unnamed("grouped_dense", x=x, kernel=kernel)
+    check_unnamed("grouped_dense", sharding, x=x, kernel=kernel)
     group_sizes = in_one_array(group_sizes)
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)

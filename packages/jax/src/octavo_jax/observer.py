@@ -15,6 +15,10 @@ Jit the step twice, with taps and with None in the place of each, and call the f
 takes a tap of its own, and a layer inside `jax.lax.scan` takes its tap from the scanned inputs, one for each layer: of
 a tap that several calls take, or the examples of a `jax.vmap`, JAX adds up what they counted, which is right for all
 fields but amax, then a sum of maxima.
+
+Inside `jax.shard_map` a tap that shards share has the counts of all of them, their largest amax, and of a kernel that
+they share, too, its counts once; group g is group g of each. One that in_specs cut has what its own shard counted. With
+check_vma=False JAX adds up, so that a tap has to be cut there.
 """
 
 from __future__ import annotations
@@ -26,14 +30,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from octavo import HighPrecision, Recipe
 from octavo.health import FIELDS, numbers_of
 from octavo.quantizer import Operand
+from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arrays.checks import as_count
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
+from octavo_jax.arrays.varying import varying_axes, varying_over
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.quantizers.stats import TensorStats, check_rows, counted
 from octavo_jax.scaling.delayed_state import DelayedState
@@ -44,7 +50,10 @@ from octavo_jax.sharding.axes import in_force
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tap:
-    """What one call counts of its operands, float32 [8, G] each, in the order of TensorStats' fields; zeros before."""
+    """What one call counts of its operands, float32 [8, G] each, in the order of TensorStats' fields; zeros before.
+
+    Taps of several layers or shards are stacked in axes in front of these.
+    """
 
     x: Array
     kernel: Array
@@ -79,8 +88,8 @@ def observed(
              in every column. An amax is of all
 
     Results and gradients are those of `grouped_dense`. Stochastic rounding is counted with the bits of seed 0.
-    ValueError for x with blocks of rows, and with `sharding` or under `mesh_roles`: inside `jax.shard_map` each shard
-    has a tap of its own.
+    ValueError for a tap of another number of groups, for x with blocks of rows, and with `sharding` or under
+    `mesh_roles`: over a mesh, call it inside `jax.shard_map`.
     """
     recipe = as_recipe(recipe)
     if tap is None:
@@ -92,6 +101,7 @@ def observed(
             "one device, inside jax.shard_map those of a shard"
         )
     result = grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)
+    _check_tap(tap, kernel.shape[0])
     used = HighPrecision() if recipe is None else recipe
     state: DelayedState | None = options.get("state")
     look = partial(_counted, used, check_rows(rows))
@@ -102,8 +112,21 @@ def observed(
     seen_kernel = look("w", matrices, None, None if state is None else state.kernel.scale)
     y, *more = result if isinstance(result, tuple) else (result,)
     grad_scale = None if state is None else state.grad.scale
-    y = _tapped(used, check_rows(rows), y, tap, (seen_x, seen_kernel), sizes, grad_scale)
+    y = _tapped(used, check_rows(rows), varying_axes(tap), y, tap, (seen_x, seen_kernel), sizes, grad_scale)
     return (y, *more) if more else y
+
+
+def _check_tap(tap: object, groups: int) -> None:
+    if not isinstance(tap, Tap):
+        raise ValueError(f"tap is a {type(tap).__name__}; give octavo_jax.new_tap({groups}), or None to count nothing")
+    wanted = len(FIELDS), groups
+    for name in ("x", "kernel", "grad"):
+        shape = getattr(tap, name).shape
+        if shape != wanted:
+            raise ValueError(
+                f"tap.{name} has shape {list(shape)} and the kernel has {groups} groups, so that {list(wanted)} is "
+                f"needed; make it with octavo_jax.new_tap({groups}), and of stacked taps give each layer or shard one"
+            )
 
 
 def _counted(recipe: Recipe, rows: int, operand: Operand, value: Array, sizes: Array | None, scale: Any) -> Array:
@@ -115,23 +138,50 @@ def _counted(recipe: Recipe, rows: int, operand: Operand, value: Array, sizes: A
     return result
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _tapped(
-    recipe: Recipe, rows: int, y: Array, tap: Tap, seen: tuple[Array, Array], sizes: Array, scale: Array | None
+    recipe: Recipe,
+    rows: int,
+    axes: frozenset[str],
+    y: Array,
+    tap: Tap,
+    seen: tuple[Array, Array],
+    sizes: Array,
+    scale: Array | None,
 ) -> Array:
+    """y; `axes` are the manual mesh axes over which the tap differs."""
     return y
 
 
 def _forward(
-    recipe: Recipe, rows: int, y: Array, tap: Tap, seen: tuple[Array, Array], sizes: Array, scale: Array | None
+    recipe: Recipe,
+    rows: int,
+    axes: frozenset[str],
+    y: Array,
+    tap: Tap,
+    seen: tuple[Array, Array],
+    sizes: Array,
+    scale: Array | None,
 ) -> tuple[Array, Any]:
     return y, (seen, sizes, scale)
 
 
-def _backward(recipe: Recipe, rows: int, saved: Any, dy: Array) -> tuple[Any, ...]:
-    (seen_x, seen_kernel), sizes, scale = saved
-    seen_grad = _counted(recipe, rows, "dy", dy, sizes, scale)
+def _backward(recipe: Recipe, rows: int, axes: frozenset[str], saved: Any, dy: Array) -> tuple[Any, ...]:
+    seen, sizes, scale = saved
+    counts = *seen, _counted(recipe, rows, "dy", dy, sizes, scale)
+    seen_x, seen_kernel, seen_grad = (_of_shards(one, axes) for one in counts)
     return dy, Tap(seen_x, seen_kernel, seen_grad), None, None, None
+
+
+def _of_shards(counts: Array, axes: frozenset[str]) -> Array:
+    """The counts [8, G] of all shards that share a tap, which differs over `axes` alone."""
+    shared = tuple(sorted(varying_axes(counts) - axes))
+    if shared:
+        place = FIELDS.index("amax")
+        amax = lax.pmax(fp32.as_bits(counts[place]), shared)  # type: ignore[no-untyped-call]
+        counts = lax.psum(counts, shared).at[place].set(fp32.as_float(amax))  # type: ignore[no-untyped-call]
+    result: Array = varying_over(counts, axes)
+    return result
 
 
 _tapped.defvjp(_forward, _backward)
@@ -142,22 +192,24 @@ def observations(seen: Any, prefix: str = "octavo/", *, experts: bool = False) -
 
     experts   also of each expert, as "<layer>/<operand>/expert<g>/<what>"
 
-    Keys are "<prefix><layer>/<operand>/<what>", the layer being the tap's path in the pytree and the operand x, w or
-    dy, as octavo_torch's are: amax, non_finite (a number of elements), and where the operand is quantized saturated,
-    underflow (shares of the elements looked at) and sqnr_db. An SQNR that does not exist, without a signal or without
-    noise, is left out.
+    Keys are "<prefix><layer>/<operand>/<what>", the layer being the tap's path in the pytree, and of stacked taps
+    "<path>.<number>", and the operand x, w or dy, as octavo_torch's are: amax, non_finite (a number of elements), and
+    where the operand is quantized saturated, underflow (shares of the elements looked at) and sqnr_db. An SQNR that
+    does not exist, without a signal or without noise, is left out.
     """
     taps, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(seen), is_leaf=lambda leaf: isinstance(leaf, Tap))
     numbers: dict[str, float] = {}
     for path, tap in taps:
         layer = jax.tree_util.keystr(path, simple=True, separator=".") or "model"
-        for operand, part in (("x", tap.x), ("w", tap.kernel), ("dy", tap.grad)):
-            values = np.asarray(part, np.float64)
-            start = f"{prefix}{layer}/{operand}/"
-            sums = np.where(np.array(FIELDS) == "amax", values.max(axis=1), values.sum(axis=1))
-            numbers |= _numbers(start, sums)
-            for expert in range(values.shape[1] if experts else 0):
-                numbers |= _numbers(f"{start}expert{expert}/", values[:, expert])
+        for place in np.ndindex(tap.x.shape[:-2]):
+            name = ".".join([layer, *map(str, place)])
+            for operand, part in (("x", tap.x), ("w", tap.kernel), ("dy", tap.grad)):
+                values = np.asarray(part[place], np.float64)
+                start = f"{prefix}{name}/{operand}/"
+                sums = np.where(np.array(FIELDS) == "amax", values.max(axis=1), values.sum(axis=1))
+                numbers |= _numbers(start, sums)
+                for expert in range(values.shape[1] if experts else 0):
+                    numbers |= _numbers(f"{start}expert{expert}/", values[:, expert])
     return numbers
 
 

@@ -18,7 +18,7 @@ import octavo
 import octavo_jax
 from octavo_jax import linen as octavo_linen
 from octavo_jax.counting import count_runs
-from octavo_jax.linen import STATE_COLLECTION, grouped
+from octavo_jax.linen import STATE_COLLECTION
 from octavo_jax.policies import save_quantized
 from octavo_numerics import error_bound
 
@@ -127,20 +127,6 @@ def test_scan_and_remat(x: Any) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, state, wanted_state))
     assert state.x.scale[0, 0] == np.float32(448) / np.abs(np.asarray(x))[:10].max()
     assert len(np.unique(np.asarray(state.grad.scale[:, 0]))) == LAYERS
-
-
-def test_a_scan_gives_each_layer_its_own_seed(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """split_rngs splits the stream "quantization" (faults.md 40)."""
-
-    def seeds(x: Any, *_: Any, seed: Any, **__: Any) -> Any:
-        return jnp.broadcast_to(seed.astype(jnp.float32), (M, 8, 2)).reshape(M, K)
-
-    monkeypatch.setattr(grouped, "grouped_dense", seeds)
-    module = _stack(None, STOCHASTIC)
-    keys = {name: jax.random.key(i) for i, name in enumerate(("params", "quantization"))}
-    variables = jax.jit(module.init)(keys, x, SIZES)
-    drawn = np.asarray(jax.jit(module.apply)(variables, x, SIZES, rngs=keys)[1])[:, 0, :2]
-    assert len(np.unique(drawn, axis=0)) == LAYERS
 
 
 def test_gradient_accumulation_takes_the_whole_batchs_amax(rng: np.random.Generator) -> None:

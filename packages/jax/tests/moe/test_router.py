@@ -121,6 +121,28 @@ def test_extreme_logits_have_gradients() -> None:
     assert not any(router_losses(jnp.zeros((0, 3)), nothing.choices, sequences=4))
 
 
+def test_roots_of_softplus_that_underflow_weigh_as_defined(rng: np.random.Generator) -> None:
+    """Down to a logit of -170, where fp32 holds no softplus but its root: a token whose logits were all below -87
+    once weighed 0, and its experts' results were gone. Below, the weights are 0 and finite, as is their gradient."""
+    logits = (rng.uniform(-170, -60, (T, 1)) - rng.random((T, E))).astype(np.float32)
+    logits[:3] -= [[150.0], [1e30], [np.inf]]
+    rule, dweights = octavo_numerics.RouterRule(C, "sqrtsoftplus"), rng.uniform(-1, 1, (T, C)).astype(np.float32)
+
+    @jax.jit
+    def run(logits: Any) -> Any:
+        choose = lambda logits: choose_experts(logits, C, score="sqrtsoftplus", backend="jax-reference")  # noqa: E731
+        weights, pull = jax.vjp(lambda logits: choose(logits).weights, logits)
+        return choose(logits).choices, weights, pull(dweights)[0]
+
+    choices, weights, gradient = run(logits)
+    wanted = octavo_numerics.choose_experts(logits, rule)
+    assert np.array_equal(choices, wanted.choices)
+    # a score that is no normal number is flushed to 0, and divided by 1e-20
+    np.testing.assert_allclose(weights, wanted.weights, rtol=FP32, atol=2.0**-126 / 1e-20)
+    defined = octavo_numerics.choose_gradient(logits, wanted.choices, dweights, rule)
+    np.testing.assert_allclose(gradient, defined, rtol=0, atol=FP32)  # of addends of at most 1
+
+
 def test_a_logit_that_is_no_number_is_seen() -> None:
     """Its token's weights are NaN in every score, and other tokens' are not; the root of softplus once made it 0."""
     logits = jnp.array([[0.0, 1.0, 2.0], [0.0, jnp.nan, 2.0]], jnp.float32)

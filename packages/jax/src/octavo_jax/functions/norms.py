@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.norm import Normalized, NormGradients, normalized, normalized_gradients
@@ -106,10 +107,26 @@ def normalize(x: Array, gamma: Array, beta: Array | None = None, *, norm: Norm =
     gamma, beta  [C] in x's dtype; RMSNorm subtracts no mean and takes no beta
     norm         "rms" or "layer"
 
+    An Explicit mesh may cut any of them: gamma and beta are moved to where x's last axis has them.
+
     Returns [..., C] in x's dtype, computed in fp32 and rounded once. Reverse-mode differentiable once in x, gamma and
     beta; gamma's and beta's gradients are fp32 sums over x's leading axes, and XLA may add several axes in another
     order than the same rows as [M, C], which is how layers normalize. Raises ValueError for arguments that do not fit.
     """
     x = jnp.asarray(x)
     spec = check_norm(norm, epsilon, x, gamma, beta)
-    return _normalize(*varying_alike(as_jax((x, gamma, beta))), spec)
+    return _normalize(*varying_alike(_cut_alike(*as_jax((x, gamma, beta)))), spec)
+
+
+def _cut_alike(x: Array, *scales: Array | None) -> tuple[Array | None, ...]:
+    """x, and what is [C], cut as an Explicit mesh cuts x's last axis; the transpose puts a gradient back."""
+    lying = jax.typeof(x).sharding
+    target = PartitionSpec(*lying.spec[-1:])  # type: ignore[no-untyped-call]
+
+    def moved(scale: Array | None) -> Array | None:
+        if scale is None or jax.typeof(scale).sharding.spec == target:
+            return scale
+        result: Array = jax.sharding.reshard(scale, NamedSharding(lying.mesh, target))  # type: ignore[no-untyped-call]
+        return result
+
+    return x, *(scale if lying.mesh.empty else moved(scale) for scale in scales)

@@ -107,8 +107,7 @@ def grouped_dense(
     check_sizes_fit(sizes, groups, placement)
     check_state(recipe, state, groups)
     check_shards(placement, recipe, x, kernel, weight)
-    if sharding is None:
-        check_unnamed("grouped_dense", x=x, kernel=kernel)
+    check_unnamed("grouped_dense", sharding, x=x, kernel=kernel)
     partial, called = unsummed(placement), called_as("grouped_dense", sharding)
     dtype = jnp.float32 if partial else preferred_element_type
     options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called, room)

@@ -26,7 +26,7 @@ from octavo_jax.linear.normalized_autograd import Arrays, norm_layer, octavo_lay
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
-from octavo_jax.sharding.dense import out_of_blocks
+from octavo_jax.sharding.dense import out_of_blocks, whole_scales
 from octavo_registry.contract.cards import Norm
 
 
@@ -81,6 +81,7 @@ def layernorm_dense(
             "contract that one"
         )
     context = context_of(recipe, operands.group_sizes, seed, 0)
+    gamma, beta = whole_scales("layernorm_dense", placement, gamma, beta)
     arrays = Arrays(operands.x, gamma, beta, operands.kernel, operands.bias)
     of = norm_layer(operands.layer, spec)
     outputs = in_reverse(

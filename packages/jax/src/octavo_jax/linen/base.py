@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.errors import InvalidRngError, ScopeCollectionNotFound
+from flax.linen.module import _context  # the modules outside of a transformation are nowhere else
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -92,9 +93,13 @@ class QuantizedModule(nn.Module, kw_only=True):
 
     @nn.nowrap
     def _stream(self, recipe: Recipe) -> Array:
-        """A key of the stream of stochastic rounding; Flax's error, which names no module at the root, says more."""
+        """A key of the stream of stochastic rounding, or of "params" as Flax has it, unless a transformation on the way
+        here lost the stream: layers would round alike, at each step. The error says more than Flax's, which names no
+        module at the root."""
         try:
-            return self.make_rng(RNG)
+            if self.has_rng(RNG) or self.is_initializing() or not _is_given_outside(RNG):
+                return self.make_rng(RNG)
+            raise InvalidRngError(RNG)  # type: ignore[no-untyped-call]
         except InvalidRngError:
             raise InvalidRngError(  # type: ignore[no-untyped-call]
                 f"{type(self).__name__} has the recipe {recipe.kind}, which rounds stochastically, and no stream "
@@ -142,6 +147,12 @@ class QuantizedModule(nn.Module, kw_only=True):
         if self.is_mutable_collection(STATE_COLLECTION) and not self.is_initializing():
             state.value = results[-1]
         return results[:-1]
+
+
+def _is_given_outside(stream: str) -> bool:
+    """Whether a module that is being called has the stream, be it outside of a transformation of Flax's."""
+    modules = (module for module in _context.module_stack if module is not None)
+    return any(module.scope is not None and module.scope.has_rng(stream) for module in modules)
 
 
 def update_state(collection: Any, recipe: DelayedScaling | str, *, axis_name: str | tuple[str, ...] = ()) -> Any:

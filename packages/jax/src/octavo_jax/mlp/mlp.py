@@ -48,7 +48,15 @@ from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
 from octavo_jax.sharding.conflicts import check_shards
-from octavo_jax.sharding.dense import as_row, as_stack, in_blocks, matrix_placement, one_group_each, out_of_blocks
+from octavo_jax.sharding.dense import (
+    as_row,
+    as_stack,
+    in_blocks,
+    matrix_placement,
+    one_group_each,
+    out_of_blocks,
+    whole_scales,
+)
 from octavo_jax.sharding.manual import on_first, summed_result, unsummed
 from octavo_registry.contract.cards import Activation, Norm
 
@@ -198,6 +206,7 @@ def layernorm_mlp(
     options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
     biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
+    gamma, beta = whole_scales("layernorm_mlp", placements[0], gamma, beta)
     arrays = Arrays(rows, gamma, beta, *kernels, *biases, None)
     arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
     context = context_of(recipe, sizes, seed, 0)

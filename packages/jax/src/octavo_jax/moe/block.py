@@ -144,8 +144,7 @@ def checked(
     if x.ndim == 0 or router.ndim != 2 or router.shape[0] != x.shape[-1]:
         raise ValueError(f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E]")
     sharding = in_force(sharding)
-    if sharding is None:
-        check_unnamed("moe_mlp", x=x, router=router, wi=wi, wo=wo)
+    check_unnamed("moe_mlp", sharding, x=x, router=router, wi=wi, wo=wo, bi=bi, bo=bo)
     experts = router.shape[1] // devices_sharing_experts(sharding)
     if wi.ndim != 3 or wi.shape[0] != experts:
         raise ValueError(

@@ -208,10 +208,11 @@ def router_scores(logits: Array, score: Score) -> Array:
         return jax.nn.softmax(wide, axis=-1)
     if score == "sigmoid":
         return jax.nn.sigmoid(wide)
-    softplus = jax.nn.softplus(wide)
-    # Where softplus underflows its root has an infinite slope, and 0 times that is NaN. A NaN stays one.
-    nothing = softplus == 0
-    return jnp.where(nothing, 0, jnp.sqrt(jnp.where(nothing, 1, softplus)))
+    # Below -15, softplus is an exponential in fp32. It underflows at half of the depth at which its root does, and the
+    # slope of a root is infinite there.
+    small = wide < -15
+    root = jnp.sqrt(jax.nn.softplus(jnp.where(small, 0, wide)))
+    return jnp.where(small, jnp.exp(0.5 * jnp.where(small, wide, 0)), root)
 
 
 def _shares(logits: Array, score: Score) -> Array:

@@ -165,7 +165,7 @@ def norm_quantize(
     The other arguments are those of `act_quantize`. The extras hold `rstd`, fp32 [M], and `mean` for "layer".
     """
     x = _rows(x)
-    check_whole("norm_quantize", x=x)
+    check_whole("norm_quantize", x=x, gamma=gamma, beta=beta)
     normalization = check_norm(norm, epsilon, x, gamma, beta)
     sizes = _sizes(group_sizes, x.shape[0])
     plan = _plan(spec, x, x.shape[1], sizes.shape[0], backend)

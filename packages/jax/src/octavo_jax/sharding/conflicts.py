@@ -1,7 +1,7 @@
 """Calls that a mesh does not fit, each refused by a ValueError that names both sides and the fix.
 
 `check_shards`     shapes that the shards do not divide evenly
-`check_unnamed`    calls without `sharding=` whose arrays are sharded all the same: XLA would gather their tokens
+`check_unnamed`    calls without roles of mesh axes whose arrays are sharded all the same: XLA would gather their tokens
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 
 from octavo import Recipe
 from octavo.quantizer import Operand
-from octavo_jax.sharding.axes import ROLES, Role
+from octavo_jax.sharding.axes import ROLES, MeshAxes, Role
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.specs import sides
 from octavo_registry import Weight
@@ -123,17 +123,23 @@ def _cut(operands: dict[str, Any], leading: int | None = None) -> Iterator[tuple
                     yield name, list(leaf.shape), spec
 
 
-def check_unnamed(function: str, **operands: Any) -> None:
-    """ValueError where an argument of `function` is cut by an Explicit mesh, or where the caller is manual over some
-    axes of a mesh and leaves others to XLA, which would gather what a custom call reads.
+def check_unnamed(function: str, sharding: MeshAxes | None, **operands: Any) -> None:
+    """ValueError where no mesh axis has a role and an argument of `function` is cut by an Explicit mesh, or, without
+    `sharding`, where the caller is manual over some axes of a mesh and leaves others to XLA, which would gather what a
+    custom call reads.
 
     On one device, under an Auto mesh and where the caller is manual over every axis there is nothing to say.
     """
+    if sharding is not None and sharding.every:
+        return
     for name, shape, spec in _cut(operands):
+        given = "is None" if sharding is None else "gives no mesh axis a role"
         raise ValueError(
-            f"{name} {shape} is placed as {spec} on an Explicit mesh and sharding is None; give {function} "
+            f"{name} {shape} is placed as {spec} on an Explicit mesh and sharding {given}; give {function} "
             "sharding=octavo_jax.MeshAxes(...), which says what part each mesh axis plays"
         )
+    if sharding is not None:
+        return
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return

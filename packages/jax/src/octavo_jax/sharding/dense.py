@@ -17,7 +17,7 @@ from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes, in_force
-from octavo_jax.sharding.conflicts import check_unnamed
+from octavo_jax.sharding.conflicts import check_unnamed, check_whole
 from octavo_jax.sharding.explicit import explicit_axes, placed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.placement_of_call import placement_of
@@ -31,8 +31,8 @@ def matrix_placement(function: str, sharding: MeshAxes | None, x: Array, kernel:
     """
     is_of_model = sharding is None
     sharding = in_force(sharding)
+    check_unnamed(function, sharding, x=x, kernel=kernel)
     if sharding is None:
-        check_unnamed(function, x=x, kernel=kernel)
         return None
     if is_of_model and sharding.fsdp_dim == "G":
         sharding = replace(sharding, fsdp_dim=None)
@@ -118,6 +118,18 @@ def as_row(placement: Placement | None, bias: Array | None) -> Array | None:
     letters: list[Letter | None] = ["o", *[None] * (bias.ndim - 1)] if bias.ndim else []
     bias = placed(placement.mesh, "bias", bias, _spec(placement, *letters))
     return reshaped(placement, bias, (1, bias.size), specs.groups(placement, columns="o"))
+
+
+def whole_scales(
+    function: str, placement: Placement | None, gamma: Array, beta: Array | None
+) -> tuple[Array, Array | None]:
+    """gamma and beta [K] of a normalization before the layer; ValueError where an Explicit mesh cuts them, for every
+    device reads all of both."""
+    if placement is None:
+        check_whole(function, gamma=gamma, beta=beta)
+        return gamma, beta
+    mesh, whole = placement.mesh, PartitionSpec(None)  # type: ignore[no-untyped-call]
+    return placed(mesh, "gamma", gamma, whole), None if beta is None else placed(mesh, "beta", beta, whole)
 
 
 def one_group_each(placement: Placement | None, rows: Array) -> Array:
