@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen.module
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.errors import InvalidRngError, ScopeCollectionNotFound
-from flax.linen.module import _context  # the modules outside of a transformation are nowhere else
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -150,8 +150,12 @@ class QuantizedModule(nn.Module, kw_only=True):
 
 
 def _is_given_outside(stream: str) -> bool:
-    """Whether a module that is being called has the stream, be it outside of a transformation of Flax's."""
-    modules = (module for module in _context.module_stack if module is not None)
+    """Whether a module that is being called has the stream, be it outside of a transformation of Flax's.
+
+    Flax keeps these modules in a place of its own; where a version has it no longer, nothing is known of them.
+    """
+    context = getattr(flax.linen.module, "_context", None)
+    modules = (module for module in getattr(context, "module_stack", ()) if module is not None)
     return any(module.scope is not None and module.scope.has_rng(stream) for module in modules)
 
 
