@@ -67,7 +67,7 @@ def test_no_roles(mesh: Any, mesh_of: Any, placed: Any) -> None:
     and a wholly manual caller are not."""
 
     def check(x: Any) -> Any:
-        check_unnamed("grouped_dense", x=x)
+        check_unnamed("grouped_dense", None, x=x)
         return x
 
     (x,) = placed(mesh, [jnp.ones(SHAPE)], [P("ep")])

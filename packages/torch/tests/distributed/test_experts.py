@@ -176,7 +176,7 @@ def test_what_is_exchanged_is_explained() -> None:
     plan = explain_exchange("mxfp8", 4)
     lines = dict(plan.lines)
     assert plan.route == "collective"
-    assert "Exchange(rows=) gives" in plan.reason
+    assert "give Exchange(rows=)" in plan.reason
     assert lines["ranks"] == "4"
     assert lines["sizes"].startswith("read on the host")
     assert lines["bits"] == "those of one process"
