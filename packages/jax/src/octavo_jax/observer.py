@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +112,8 @@ def observed(
     seen_kernel = look("w", matrices, None, None if state is None else state.kernel.scale)
     y, *more = result if isinstance(result, tuple) else (result,)
     grad_scale = None if state is None else state.grad.scale
-    y = _tapped(used, check_rows(rows), varying_axes(tap), y, tap, (seen_x, seen_kernel), sizes, grad_scale)
+    rule = _Rule(used, check_rows(rows), varying_axes(tap))
+    y = _tapped(rule, y, tap, (seen_x, seen_kernel), sizes, grad_scale)
     return (y, *more) if more else y
 
 
@@ -138,38 +139,27 @@ def _counted(recipe: Recipe, rows: int, operand: Operand, value: Array, sizes: A
     return result
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _tapped(
-    recipe: Recipe,
-    rows: int,
-    axes: frozenset[str],
-    y: Array,
-    tap: Tap,
-    seen: tuple[Array, Array],
-    sizes: Array,
-    scale: Array | None,
-) -> Array:
-    """y; `axes` are the manual mesh axes over which the tap differs."""
+class _Rule(NamedTuple):
+    """How a call counts its gradient: as `_counted` does, into a tap that differs over these manual mesh axes."""
+
+    recipe: Recipe
+    rows: int
+    axes: frozenset[str]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _tapped(rule: _Rule, y: Array, tap: Tap, seen: tuple[Array, Array], sizes: Array, scale: Array | None) -> Array:
     return y
 
 
-def _forward(
-    recipe: Recipe,
-    rows: int,
-    axes: frozenset[str],
-    y: Array,
-    tap: Tap,
-    seen: tuple[Array, Array],
-    sizes: Array,
-    scale: Array | None,
-) -> tuple[Array, Any]:
-    return y, (seen, sizes, scale)
+def _forward(rule: _Rule, y: Array, tap: Tap, *saved: Any) -> tuple[Array, Any]:
+    return y, saved
 
 
-def _backward(recipe: Recipe, rows: int, axes: frozenset[str], saved: Any, dy: Array) -> tuple[Any, ...]:
+def _backward(rule: _Rule, saved: Any, dy: Array) -> tuple[Any, ...]:
     seen, sizes, scale = saved
-    counts = *seen, _counted(recipe, rows, "dy", dy, sizes, scale)
-    seen_x, seen_kernel, seen_grad = (_of_shards(one, axes) for one in counts)
+    counts = *seen, _counted(rule.recipe, rule.rows, "dy", dy, sizes, scale)
+    seen_x, seen_kernel, seen_grad = (_of_shards(one, rule.axes) for one in counts)
     return dy, Tap(seen_x, seen_kernel, seen_grad), None, None, None
 
 

@@ -28,14 +28,6 @@ STOCHASTIC = octavo.NVFP4(hadamard=False, fprop="high_precision", dgrad="high_pr
 DELAYED = octavo.DelayedScaling(history=4)
 
 
-@pytest.fixture
-def x(rng: np.random.Generator) -> Any:
-    """Rows with a NaN tail."""
-    rows = rng.standard_normal((M, K)).astype(np.float32)
-    rows[25:] = np.nan
-    return jnp.asarray(rows)
-
-
 def test_a_stochastic_module_draws_its_seed(x: Any) -> None:
     """The module is grouped_dense of its parameters; gradients follow the stream "quantization" and nothing else."""
     module: Any = octavo_linen.GroupedDense(G, N, recipe=STOCHASTIC, use_bias=True, dtype=jnp.bfloat16)

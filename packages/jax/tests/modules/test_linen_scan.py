@@ -22,14 +22,6 @@ STOCHASTIC = octavo.NVFP4(hadamard=False)
 DELAYED = octavo.DelayedScaling(history=4)
 
 
-@pytest.fixture
-def x(rng: np.random.Generator) -> Any:
-    """Rows with a NaN tail."""
-    rows = rng.standard_normal((M, K)).astype(np.float32)
-    rows[25:] = np.nan
-    return jnp.asarray(rows)
-
-
 class Layer(nn.Module):
     """A grouped layer whose activation needs y, as the body of a scan; it also returns y and what it was given."""
 

@@ -40,14 +40,6 @@ STATE = octavo_jax.init_delayed(DELAYED, 1)
 GROUPED_STATE = octavo_jax.init_delayed(DELAYED, G)
 
 
-@pytest.fixture
-def x(rng: np.random.Generator) -> Any:
-    """Rows with a NaN tail."""
-    rows = rng.standard_normal((M, K)).astype(np.float32)
-    rows[25:] = np.nan
-    return jnp.asarray(rows)
-
-
 def _grouped(x: Any, p: Any, **common: Any) -> Any:
     return grouped_dense(x, p["kernel"], SIZES, bias=p["bias"], **common)[0]
 

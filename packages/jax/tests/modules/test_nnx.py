@@ -28,14 +28,6 @@ DELAYED = octavo.DelayedScaling(history=4)
 BOTH = nnx.Any(nnx.Param, octavo_nnx.ScalingState)
 
 
-@pytest.fixture
-def x(rng: np.random.Generator) -> Any:
-    """Rows with a NaN tail."""
-    rows = rng.standard_normal((M, K)).astype(np.float32)
-    rows[25:] = np.nan
-    return jnp.asarray(rows)
-
-
 @nnx.jit
 def _step(module: Any, x: Any) -> Any:
     wrt = nnx.DiffState(0, BOTH)

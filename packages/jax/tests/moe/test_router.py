@@ -137,10 +137,10 @@ def test_roots_of_softplus_that_underflow_weigh_as_defined(rng: np.random.Genera
     choices, weights, gradient = run(logits)
     wanted = octavo_numerics.choose_experts(logits, rule)
     assert np.array_equal(choices, wanted.choices)
-    # a score that is no normal number is flushed to 0, and divided by 1e-20
+    # FP32 as above, of each weight; a score that is no normal number is flushed to 0, and divided by 1e-20
     np.testing.assert_allclose(weights, wanted.weights, rtol=FP32, atol=2.0**-126 / 1e-20)
     defined = octavo_numerics.choose_gradient(logits, wanted.choices, dweights, rule)
-    np.testing.assert_allclose(gradient, defined, rtol=0, atol=FP32)  # of addends of at most 1
+    np.testing.assert_allclose(gradient, defined, rtol=0, atol=FP32)  # as above, of addends of at most 1
 
 
 def test_a_logit_that_is_no_number_is_seen() -> None:

@@ -147,11 +147,7 @@ class MasterWeights(nn.ParameterDict):
 
     def _check_scaler(self) -> None:
         """ValueError where a GradScaler steps and there are gradients that it has not seen."""
-        waiting = [
-            name
-            for name, weight in self._coded.items()
-            if weight.grad is not None and not getattr(weight, "grad_added_to_main_grad", False)
-        ]
+        waiting = [name for name, weight in self._coded.items() if _has_gradient(weight)]
         if waiting and _scaler_steps():
             raise ValueError(
                 f"a GradScaler steps the optimizer and has not seen the gradient of {waiting[0]}, which is still "
@@ -282,13 +278,18 @@ def _gradient_of(master: nn.Parameter) -> Tensor:
     return master.grad
 
 
+def _has_gradient(weight: Tensor) -> bool:
+    """Whether there is one to be collected: one that a layer has added to its master's is not."""
+    return weight.grad is not None and not getattr(weight, "grad_added_to_main_grad", False)
+
+
 @torch.no_grad()
 def _move_gradient(name: str, master: nn.Parameter, weight: Tensor, taken: _Taken) -> None:
-    grad, weight.grad = weight.grad, None
-    written = getattr(weight, "grad_added_to_main_grad", False)
+    grad = weight.grad if _has_gradient(weight) else None
+    weight.grad = None
     weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
-    if written or grad is None:
-        return  # the layer has added it
+    if grad is None:
+        return
     if master.grad is None:
         master.grad = grad.to(master.dtype, copy=True)
     else:

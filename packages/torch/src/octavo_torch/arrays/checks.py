@@ -30,6 +30,11 @@ def brief(value: object) -> str:
     return text if 0 < len(text) <= _MAX_LENGTH else f"a {type(value).__name__}"
 
 
+def on_another_device(name: str, device: torch.device, other: str, wanted: torch.device) -> ValueError:
+    """What to raise for an argument that is on `device`, where `other` is on `wanted`."""
+    return ValueError(f"{name} is on {device} and {other} on {wanted}; move {name} to {wanted}")
+
+
 def check_recipe(recipe: object) -> None:
     """Raises ValueError for anything but a Recipe."""
     if isinstance(recipe, type) and issubclass(recipe, Recipe):

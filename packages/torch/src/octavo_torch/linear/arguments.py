@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo import Recipe
-from octavo_torch.arrays.checks import brief, check_recipe
+from octavo_torch.arrays.checks import brief, check_recipe, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
@@ -83,9 +83,7 @@ def check_state(recipe: Recipe, state: object, like: Tensor, groups: int | None 
     if state.recipe is not recipe:
         _check_same_scales(recipe, state.recipe)
     if state.scale.device != like.device:
-        raise ValueError(
-            f"state is on {state.scale.device} and the tensors on {like.device}; move state to {like.device}"
-        )
+        raise on_another_device("state", state.scale.device, "the tensors", like.device)
 
 
 def _check_same_scales(recipe: Recipe, own: Recipe) -> None:
@@ -107,7 +105,7 @@ def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> N
     if value.dtype not in DTYPE_NAMES:
         raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
     if value.device != x.device:
-        raise ValueError(f"{name} is on {value.device} and x on {x.device}; move {name} to {x.device}")
+        raise on_another_device(name, value.device, "x", x.device)
     check_layout(name, value)
 
 

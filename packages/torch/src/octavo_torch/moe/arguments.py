@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.checks import brief, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
 
@@ -23,7 +23,7 @@ def check_choices(name: str, choices: object, x: Tensor) -> None:
             "with at least one choice per token"
         )
     if choices.device != x.device:
-        raise ValueError(f"{name} is on {choices.device} and x on {x.device}; move {name} to {x.device}")
+        raise on_another_device(name, choices.device, "x", x.device)
 
 
 def check_weights(weights: object, choices: Tensor) -> None:
@@ -33,6 +33,4 @@ def check_weights(weights: object, choices: Tensor) -> None:
         raise ValueError(f"weights is {brief(weights)}; give {list(shape)} in float32, bfloat16 or float16")
     check_layout("weights", weights)
     if weights.device != choices.device:
-        raise ValueError(
-            f"weights is on {weights.device} and the choices on {choices.device}; move weights to {choices.device}"
-        )
+        raise on_another_device("weights", weights.device, "the choices", choices.device)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.checks import brief, on_another_device
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.moe.permutation import Routing, permute, unpermute
@@ -53,10 +53,7 @@ class ExpertExchange:
         if rows.shape[0] < sent:
             raise ValueError(f"rows is {brief(rows)} and the sizes' sum is {sent}; give [M, K] with M >= {sent}")
         if rows.device != self.group_sizes.device:
-            raise ValueError(
-                f"rows is on {rows.device} and the sizes on {self.group_sizes.device}; move rows to "
-                f"{self.group_sizes.device}"
-            )
+            raise on_another_device("rows", rows.device, "the sizes", self.group_sizes.device)
         received = _all_to_all(rows[:sent], self._received, self._sent, self._group)
         sorted_rows, _, self._routing = permute(received, self._expert, self.group_sizes.shape[0])
         return sorted_rows

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from octavo_torch.arrays.checks import BackendNames, HashableNames, backend_names, brief, check_count
+from octavo_torch.arrays.checks import BackendNames, HashableNames, backend_names, brief, check_count, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.tracing import one_call
@@ -182,9 +182,7 @@ def _check_rows(rows: object, routing: object) -> None:
         raise ValueError(f"rows is {brief(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
     check_layout("rows", rows)
     if rows.device != routing.order.device:
-        raise ValueError(
-            f"rows is on {rows.device} and routing on {routing.order.device}; move rows to {routing.order.device}"
-        )
+        raise on_another_device("rows", rows.device, "routing", routing.order.device)
 
 
 _FIELDS = tuple(field.name for field in fields(Routing))

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from octavo.router import RouterRule, Score
 from octavo_torch.arithmetic.elementwise import sigmoid, sqrt_softplus
-from octavo_torch.arrays.checks import HashableNames, backend_names, brief, check_count, check_flag
+from octavo_torch.arrays.checks import HashableNames, backend_names, brief, check_count, check_flag, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.autograd_context import AutogradContext
@@ -291,7 +291,7 @@ def _check(logits: object, k: object, score: object, bias: object, scale: object
         raise ValueError(f"bias is {brief(bias)}; give [{experts}] in float32, bfloat16 or float16")
     check_layout("bias", bias)
     if bias.device != logits.device:
-        raise ValueError(f"bias is on {bias.device} and logits on {logits.device}; move bias to {logits.device}")
+        raise on_another_device("bias", bias.device, "logits", logits.device)
 
 
 def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
 from octavo_registry.contract import Norm
-from octavo_torch.arrays.checks import brief, check_spec
+from octavo_torch.arrays.checks import brief, check_spec, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor, check_planes
 from octavo_torch.arrays.operands import check_layout
@@ -69,7 +69,7 @@ def check_scale(scale: object, groups: int, x: Tensor) -> None:
         raise ValueError(f"scale is {given}; give float32 [{groups}], the encode scale of each group")
     check_layout("scale", scale)
     if scale.device != x.device:
-        raise ValueError(f"scale is on {scale.device} and x on {x.device}; move scale to {x.device}")
+        raise on_another_device("scale", scale.device, "x", x.device)
 
 
 def operand_name(operand: object) -> Operand | None:
@@ -101,7 +101,7 @@ def check_unchanged(unchanged: object, out: object, x: Tensor) -> None:
         raise ValueError(f"unchanged is {given}; give an int32 tensor of one element on x's device")
     check_layout("unchanged", unchanged)
     if unchanged.device != x.device:
-        raise ValueError(f"unchanged is on {unchanged.device} and x on {x.device}; move unchanged to {x.device}")
+        raise on_another_device("unchanged", unchanged.device, "x", x.device)
 
 
 def check_exact(name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor) -> None:
@@ -114,7 +114,7 @@ def check_exact(name: str, value: object, shape: tuple[int, ...], dtype: torch.d
         raise ValueError(f"{name} is {name_of(value.dtype)} {list(value.shape)}; give {name_of(dtype)} {list(shape)}")
     check_layout(name, value)
     if value.device != x.device:
-        raise ValueError(f"{name} is on {value.device} and x on {x.device}; move {name} to {x.device}")
+        raise on_another_device(name, value.device, "x", x.device)
 
 
 def check_norm(norm: object, epsilon: object, x: Tensor, gamma: object, beta: object) -> Norm:

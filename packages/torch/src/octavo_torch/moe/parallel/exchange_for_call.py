@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.checks import on_another_device
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.moe.arguments import check_choices, check_weights
@@ -52,7 +53,7 @@ def token_exchange_for(call: MoeCall, x: Tensor, sides: Sides, choices: int, gra
         raise ValueError("x is on meta and has no values to exchange; give tokens on the ranks' device")
     left_out = exchange.left_out
     if left_out is not None and left_out.device != x.device:
-        raise ValueError(f"left_out is on {left_out.device} and x on {x.device}; move left_out to {x.device}")
+        raise on_another_device("left_out", left_out.device, "x", x.device)
     signature = Signature(
         **sides._asdict(),
         choices=choices,
