@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -141,8 +142,7 @@ def test_lean_moe_layers_agree(rng: np.random.Generator) -> None:
     def layer(x: Any, w1: Any, w2: Any, weights: Any, bi: Any, bo: Any) -> Any:
         routing = octavo_jax.moe.arrange(jnp.asarray(choices), weights, experts)
         kernels = jnp.swapaxes(w1, 1, 2), jnp.swapaxes(w2, 1, 2)
-        how: dict[str, Any] = {"weights_on": "activation", "form": "lean", "recipe": None}
-        return octavo_jax.moe.routed_mlp(x, routing, *kernels, bi=bi, bo=bo, **how)
+        return octavo_jax.moe.routed_mlp(x, routing, *kernels, bi=bi, bo=bo, recipe=None, form="lean")
 
     result, pull = jax.vjp(layer, *given)
     in_jax = [result, *pull(jnp.asarray(dy, jnp.float32))]
@@ -150,6 +150,37 @@ def test_lean_moe_layers_agree(rng: np.random.Generator) -> None:
         wanted = np.asarray(theirs, np.float64)
         off = np.abs(np.asarray(ours, np.float64) - wanted).max()
         assert off <= 3 * 4 * 48**0.5 * 2.0**-24 * 4 * np.abs(wanted).max()
+
+
+def test_moe_layers_are_the_same_bits(rng: np.random.Generator) -> None:
+    """y and all gradients of a layer as each framework has it by default, in MXFP8 with biases: a run that began in one
+    continues in the other. JAX once weighed the experts' results, and PyTorch their activations.
+
+    Small integers, weights in quarters and the square of ReLU, so that sums are exact in float32, in whatever order.
+    """
+    tokens, k, experts, width, hidden = 24, 2, 3, 32, 32
+    x, dy = rng.integers(-2, 3, (tokens, width)), rng.integers(-2, 3, (tokens, width))
+    w1, w2 = rng.integers(-1, 2, (experts, hidden, width)), rng.integers(-1, 2, (experts, width, hidden))
+    biases = rng.integers(-2, 3, (experts, hidden)), rng.integers(-2, 3, (experts, width))
+    weights = rng.integers(1, 4, (tokens, k)) / 4
+    choices = np.stack([rng.permutation(experts)[:k] for _ in range(tokens)])
+    given = [np.asarray(one, np.float32) for one in (x, w1, w2, weights, *biases)]
+    how: dict[str, Any] = {"recipe": octavo.MXFP8(), "activation": "relu2"}
+
+    leaves = [torch.from_numpy(one).requires_grad_() for one in given]
+    layer_of = partial(octavo_torch.moe_mlp, bias1=leaves[4], bias2=leaves[5], **how)
+    y = layer_of(leaves[0], torch.from_numpy(choices), leaves[3], leaves[1], leaves[2])
+    in_torch = [y.detach(), *torch.autograd.grad(y, leaves, torch.from_numpy(dy).float())]
+
+    def layer(x: Any, w1: Any, w2: Any, weights: Any, bi: Any, bo: Any) -> Any:
+        routing = octavo_jax.moe.arrange(jnp.asarray(choices), weights, experts)
+        return octavo_jax.moe.routed_mlp(
+            x, routing, jnp.swapaxes(w1, 1, 2), jnp.swapaxes(w2, 1, 2), bi=bi, bo=bo, **how
+        )
+
+    result, pull = jax.vjp(layer, *given)
+    for ours, theirs in zip([result, *pull(jnp.asarray(dy, jnp.float32))], in_torch, strict=True):
+        assert np.array_equal(np.asarray(ours), theirs.numpy())
 
 
 @pytest.mark.parametrize("output_dtype", [None, "bfloat16", "float16"])

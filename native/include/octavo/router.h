@@ -92,15 +92,20 @@ OCTAVO_HD float sigmoid_of(float logit) {
   return over(logit >= 0.0f ? 1.0f : e, 1.0f + e);
 }
 
+constexpr float SOFTPLUS_IS_EXP = -15.0f;  // below, to fp32's rounding
+
+// There softplus underflows at half of the depth at which its root does.
 OCTAVO_HD float root_of_softplus(float logit) {
-  const float softplus = (logit > 0.0f ? logit : 0.0f) + log1pf(expf(-fabsf(logit)));
+  const bool small = logit < SOFTPLUS_IS_EXP;
+  const float e = expf(small ? 0.5f * logit : -fabsf(logit));
+  const float softplus = small ? 1.0f : (logit > 0.0f ? logit : 0.0f) + log1pf(e);
 #if defined(__CUDA_ARCH__)
   float root;
   asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(softplus));
-  return root;
 #else
-  return std::sqrt(softplus);
+  const float root = std::sqrt(softplus);
 #endif
+  return small ? e : root;
 }
 
 OCTAVO_HD float score_of(Score score, float logit, const Row& row) {
@@ -109,20 +114,19 @@ OCTAVO_HD float score_of(Score score, float logit, const Row& row) {
   return score == Score::sigmoid ? sigmoid_of(logit) : root_of_softplus(logit);
 }
 
-// Its derivative in the logit, of softmax without the part that the other logits have. Where softplus underflows, the
-// root has the slope 0.
+// Its derivative in the logit, of softmax without the part that the other logits have.
 OCTAVO_HD float slope_of(Score score, float logit, const Row& row) {
   if (score == Score::softmax) return score_of(score, logit, row);
   if (logit != logit) return logit;
   const float e = expf(-fabsf(logit)), s = sigmoid_of(logit);
   if (score == Score::sigmoid) return s * over(logit >= 0.0f ? e : 1.0f, 1.0f + e);
   const float root = root_of_softplus(logit);
+  if (logit < SOFTPLUS_IS_EXP) return 0.5f * root;
 #if defined(__CUDA_ARCH__)
-  const float slope = __fdividef(s, 2.0f * root);
+  return __fdividef(s, 2.0f * root);
 #else
-  const float slope = s / (2.0f * root);
+  return s / (2.0f * root);
 #endif
-  return root > 0.0f ? slope : 0.0f;
 }
 
 }  // namespace router

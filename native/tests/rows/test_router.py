@@ -83,6 +83,23 @@ def test_gradients(score: Any, dtype: str, device: str, rng: np.random.Generator
 
 
 @pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_roots_of_softplus_that_underflow_weigh_as_defined(
+    renormalize: bool, device: str, rng: np.random.Generator
+) -> None:
+    """Down to a logit of -174, where fp32 holds no softplus but its root: a token whose logits were all below -104 once
+    weighed 0, and its experts' results were gone."""
+    logits = (rng.uniform(-190, -10, (64, 1)) - 4 * rng.random((64, 40))).astype(np.float32)
+    rule = RouterRule(5, "sqrtsoftplus", renormalize=renormalize)
+    made, wanted = choose(device, logits, rule), numerics.choose_experts(logits, rule)
+    assert np.array_equal(made.choices, wanted.choices)
+    assert weights_are_bound(made.weights, logits, wanted, rule)
+    dweights = rng.uniform(-1, 1, wanted.choices.shape).astype(np.float32)
+    gradient = choose_gradient(device, logits, rule, wanted.choices, dweights)
+    assert gradient_is_bound(gradient, logits, wanted.choices, dweights, rule)
+
+
+@pytest.mark.parametrize("device", PLACES)
 def test_nan_comes_first_and_no_tokens_choose_nothing(device: str) -> None:
     """As in torch's sort; counts are zeros that somebody wrote."""
     logits = np.array([[1, np.nan, 3, np.nan]], np.float32)

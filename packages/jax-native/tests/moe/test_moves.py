@@ -228,7 +228,9 @@ def test_explain_says_who_moves_rows(rng: np.random.Generator) -> None:
     assert told["experts"] == f"{KERNELS} chooses"
     assert told["choices"] == f"{KERNELS} sorts them"
     assert told["y and dx"] == f"{KERNELS} sums rows by token"
-    assert told["dy times weights"] == f"{KERNELS} writes its rows"
+    assert "dy times weights" not in told
+    weighed = moe.explain(*arrays, k=K, recipe=octavo.HighPrecision(), weights_on="output")
+    assert dict(weighed.tokens)["dy times weights"] == f"{KERNELS} writes its rows"
     told = dict(moe.explain(*arrays, k=K, recipe=octavo.HighPrecision(), backend=XLA).tokens)
     assert told["experts"] == "XLA chooses"
     assert told["choices"] == "XLA sorts them"

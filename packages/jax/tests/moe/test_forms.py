@@ -262,9 +262,7 @@ def test_forms_are_in_order() -> None:
     shape = MoeShape(8192, 8, 128, 2048, 768)
     for recipe in (None, "mxfp8"):
         each = {
-            form: bytes_kept(
-                recipe, shape, form, weight_codes="remake", weights_on="activation", backend=BACKEND
-            ).per_token
+            form: bytes_kept(recipe, shape, form, weight_codes="remake", backend=BACKEND).per_token
             for form in ("keep_all", "standard", "lean", "recompute")
         }
         assert list(each.values()) == sorted(each.values(), reverse=True)

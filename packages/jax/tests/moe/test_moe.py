@@ -93,21 +93,21 @@ def test_values_and_gradients_are_the_dense_models(k: int, case: str, rng: np.ra
 
 
 def test_weights_on_the_activation(rng: np.random.Generator) -> None:
-    """Weighing before wo gives the same y and router gradient, and the backward pass reads no expert's output."""
+    """Weighing before wo, as by default, gives the same y and router gradient, and the backward pass reads no expert's
+    output."""
     p = {name: jnp.asarray(a, jnp.float32) for name, a in _arrays(rng).items() if name != "bo"}
     dy = jnp.asarray(rng.standard_normal((T, N)), jnp.float32)
 
-    def loss(p: Arrays, weights_on: Any) -> Any:
-        return jnp.sum(moe.moe_mlp(**p, k=2, recipe=None, weights_on=weights_on)[0] * dy)
+    def loss(p: Arrays, **how: Any) -> Any:
+        return jnp.sum(moe.moe_mlp(**p, k=2, recipe=None, **how)[0] * dy)
 
-    outs = [jax.jit(jax.grad(partial(loss, weights_on=place)))(p) for place in ("output", "activation")]
+    places: tuple[dict[str, Any], ...] = ({}, {"weights_on": "activation"}, {"weights_on": "output"})
+    default, before, after = (jax.jit(jax.grad(partial(loss, **place)))(p) for place in places)
     for name in p:
-        assert_sums_agree(outs[0][name], outs[1][name], name)
-    runs = {
-        place: count_runs(jax.value_and_grad(jax.checkpoint(partial(loss, weights_on=place))), p).fprop
-        for place in ("output", "activation")
-    }
-    assert runs == {"output": 4, "activation": 3}
+        assert np.array_equal(default[name], before[name])
+        assert_sums_agree(after[name], before[name], name)
+    runs = [count_runs(jax.value_and_grad(jax.checkpoint(partial(loss, **place))), p).fprop for place in places]
+    assert runs == [3, 3, 4]
 
 
 RECIPES = {"fp8-delayed": octavo.DelayedScaling(history=3), "mxfp8": octavo.MXFP8(), "nvfp4": octavo.NVFP4()}
@@ -116,18 +116,21 @@ RECIPES = {"fp8-delayed": octavo.DelayedScaling(history=3), "mxfp8": octavo.MXFP
 @pytest.mark.parametrize("name", ["fp8-delayed", "mxfp8", pytest.param("nvfp4", marks=pytest.mark.slow)])
 def test_a_recipe_reaches_the_experts(name: str, rng: np.random.Generator) -> None:
     """y is the sum of what `grouped_mlp` makes of the sorted rows, rounded once: recipe, seed and state pass."""
-    recipe = RECIPES[name]
+    recipe, on_output = RECIPES[name], bool(rng.integers(2))
+    print(f"weights on the output: {on_output}")  # shown by pytest where the test fails
     p = {key: jnp.asarray(a, jnp.bfloat16) for key, a in _arrays(rng).items()}
     state = (octavo_jax.init_delayed(recipe, E),) * 2 if isinstance(recipe, octavo.DelayedScaling) else None
     extra: Mapping[str, Any] = {"recipe": recipe, "seed": 5, "state": state, "bi": p["bi"], "bo": p["bo"]}
 
     @jax.jit
     def both(p: Arrays) -> Any:
-        whole = moe.moe_mlp(p["x"], p["router"], p["wi"], p["wo"], k=2, **extra)
+        given = p["x"], p["router"], p["wi"], p["wo"]
+        whole = moe.moe_mlp(*given, k=2, weights_on="output" if on_output else "activation", **extra)
         logits = jnp.matmul(p["x"], p["router"], preferred_element_type=jnp.float32)
         routing = moe.route(logits, 2)
-        rows = grouped_mlp(p["x"][routing.order // 2], p["wi"], p["wo"], routing.group_sizes, **extra)
-        return whole, rows, routing
+        probs = None if on_output else moe.row_weights(routing)
+        sorted_rows = p["x"][routing.order // 2], p["wi"], p["wo"], routing.group_sizes
+        return whole, grouped_mlp(*sorted_rows, probs=probs, bo_scales=probs, **extra), routing
 
     whole, rows, routing = both(p)
     y, stats, *recorded = whole
@@ -135,7 +138,8 @@ def test_a_recipe_reaches_the_experts(name: str, rng: np.random.Generator) -> No
         rows, wanted = rows
         assert jax.tree.all(jax.tree.map(np.array_equal, recorded[0], wanted))
         assert np.asarray(recorded[0][0].x.history).any()
-    parts = np.asarray(rows, np.float64)[np.asarray(routing.position)] * np.asarray(routing.weights)[:, :, None]
+    parts = np.asarray(rows, np.float64)[np.asarray(routing.position)]
+    parts = parts * np.asarray(routing.weights)[:, :, None] if on_output else parts
     exact, size = parts.sum(1), np.abs(parts).sum(1)
     assert y.dtype == jnp.bfloat16
     # one rounding to bf16, and of each product and the sum to float32, fused or not

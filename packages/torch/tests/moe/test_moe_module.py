@@ -105,6 +105,25 @@ def test_gradients_are_finite_at_scores_that_underflow(name: str, rng: np.random
     assert bool(grad.isfinite().all())
 
 
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_roots_of_softplus_that_underflow_weigh_as_defined(renormalize: bool, rng: np.random.Generator) -> None:
+    """Down to a logit of -174, where fp32 holds no softplus but its root: a token whose logits were all below -104 once
+    weighed 0, and its experts' results were gone."""
+    logits = (rng.uniform(-190, -10, (T, 1)) - 4 * rng.random((T, E))).astype(np.float32)
+    rule = octavo_numerics.RouterRule(C, "sqrtsoftplus", renormalize=renormalize)
+    given = torch.from_numpy(logits).requires_grad_()
+    made = choose_experts(given, C, score="sqrtsoftplus", renormalize=renormalize, backend=REFERENCE)
+    wanted = octavo_numerics.choose_experts(logits, rule)
+    assert np.array_equal(made.choices.numpy(), wanted.choices)
+    bound = octavo_numerics.choice_weights_bound(logits, wanted, rule)
+    assert (np.abs(made.weights.detach().numpy() - wanted.weights) <= bound).all()
+    dweights = rng.uniform(-1, 1, wanted.choices.shape).astype(np.float32)
+    (gradient,) = torch.autograd.grad(made.weights, given, torch.from_numpy(dweights))
+    defined = octavo_numerics.choose_gradient(logits, wanted.choices, dweights, rule)
+    bound = octavo_numerics.choose_gradient_bound(logits, wanted.choices, dweights, rule)
+    assert (np.abs(gradient.numpy() - defined) <= bound).all()
+
+
 def test_a_logit_that_is_no_number_is_seen() -> None:
     """Its token's weights are NaN in every score, and other tokens' are not; the root of softplus once made it 0."""
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, torch.nan, 2.0]])

@@ -37,7 +37,7 @@ class MoE(MLPModule):
     hidden: int  # type: ignore[misc]
     k: int = field(kw_only=True)
     renormalize: bool = True
-    weights_on: WeightsOn = "output"
+    weights_on: WeightsOn = "activation"
     exchange: Exchange = DEFAULT_EXCHANGE
     form: Form = "standard"
     weight_codes: WeightCodes = "keep"

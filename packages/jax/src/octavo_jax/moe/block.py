@@ -38,7 +38,7 @@ def moe_mlp(
     activation: Activation = "swiglu",
     recipe: RecipeLike,
     renormalize: bool = True,
-    weights_on: WeightsOn = "output",
+    weights_on: WeightsOn = "activation",
     mask: Array | None = None,
     dtype: DTypeLike | None = None,
     bi: Array | None = None,

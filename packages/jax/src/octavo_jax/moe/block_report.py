@@ -74,7 +74,7 @@ def explain(
     k: int,
     activation: Activation = "swiglu",
     recipe: RecipeLike,
-    weights_on: WeightsOn = "output",
+    weights_on: WeightsOn = "activation",
     dtype: DTypeLike | None = None,
     bi: Array | None = None,
     bo: Array | None = None,

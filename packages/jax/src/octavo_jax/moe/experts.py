@@ -40,7 +40,7 @@ def routed_mlp(
     *,
     activation: Activation = "swiglu",
     recipe: RecipeLike,
-    weights_on: WeightsOn = "output",
+    weights_on: WeightsOn = "activation",
     bi: Array | None = None,
     bo: Array | None = None,
     seed: int | Array | None = None,

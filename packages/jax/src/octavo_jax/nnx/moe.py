@@ -41,7 +41,7 @@ class MoE(MLPModule):
         *,
         k: int,
         renormalize: bool = True,
-        weights_on: WeightsOn = "output",
+        weights_on: WeightsOn = "activation",
         exchange: Exchange = DEFAULT_EXCHANGE,
         form: Form = "standard",
         weight_codes: WeightCodes = "keep",

@@ -17,10 +17,7 @@ from octavo_numerics.moe.router import Choice, are_experts, divisor_of, of_choic
 F64 = NDArray[np.float64]
 
 _U = 2.0**-24
-_TINY: dict[Score, float] = {"softmax": 2.0**-126, "sigmoid": 2.0**-126, "sqrtsoftplus": 2.0**-63}
-"""What a score may be off by where fp32 may flush it, or the softplus below the root, to 0."""
-
-_LITTLE = 2.0**26  # times that: the least sum of scores to divide them by
+_TINY = 2.0**-126  # what a score may be off by where fp32 may flush it to 0
 _FAR = 200.0  # below the largest logit an exponential is 0 in fp32
 
 
@@ -69,8 +66,7 @@ def choose_gradient(
 
 
 def choice_weights_bound(logits: NDArray[Any], choice: Choice, rule: RouterRule) -> NDArray[np.float64]:
-    """What an fp32 weight may be off by, [T, k]; infinite where the scores of a token's choices add up to less than
-    2^26 of what fp32 may flush to 0.
+    """What an fp32 weight may be off by, [T, k].
 
     An exponential or a logarithm is within 4 u, and the rounding of its argument l - max costs u |l - max| more. A
     softmax's sum of E terms is within (1.4 E + 4) u, for x exp(-x) is at most 0.37; a sigmoid, or the root of softplus,
@@ -78,17 +74,15 @@ def choice_weights_bound(logits: NDArray[Any], choice: Choice, rule: RouterRule)
     """
     relative = _score_error(logits, choice.choices, rule)
     divisor = divisor_of(of_choices(route_scores(logits, rule.score), choice.choices), rule)
-    tiny = _TINY[rule.score]
-    bound: F64 = np.abs(choice.weights) * relative + (1 + abs(rule.scale) / divisor) * tiny
-    return np.where(divisor < _LITTLE * tiny, np.inf, bound)
+    bound: F64 = np.abs(choice.weights) * relative + (1 + abs(rule.scale) / divisor) * _TINY
+    return bound
 
 
 def choose_gradient_bound(
     logits: NDArray[Any], choices: NDArray[Any], dweights: NDArray[Any], rule: RouterRule
 ) -> NDArray[np.float64]:
     """What an fp32 gradient of the logits may be off by before it is rounded, [T, E]: the bound of its weights, and
-    k + 8 roundings, of the magnitudes of its addends. Infinite as `choice_weights_bound` is, and 0 of a token whose
-    choices are all nobody's."""
+    k + 8 roundings, of the magnitudes of its addends; 0 of a token whose choices are all nobody's."""
     wide, chosen = logits.astype(np.float64), choices.astype(np.int64)
     picked = of_choices(route_scores(wide, rule.score), chosen)
     divisor = divisor_of(picked, rule)
@@ -102,9 +96,7 @@ def choose_gradient_bound(
     relative = 2 * _score_error(logits, chosen, rule).max(-1, keepdims=True)
     relative = relative + _score_error(logits, np.arange(wide.shape[1])[None].repeat(len(wide), 0), rule)
     relative = relative + (2 * chosen.shape[1] + 8) * _U
-    tiny = _TINY[rule.score]
-    bound: F64 = addends * relative + (1 + given.sum(-1, keepdims=True)) * (1 + 1 / divisor) * tiny
-    bound = np.where(divisor < _LITTLE * tiny, np.inf, bound)
+    bound = addends * relative + (1 + given.sum(-1, keepdims=True)) * (1 + slopes / divisor) * _TINY
     return np.where(there.any(-1, keepdims=True), bound, 0.0)
 
 

@@ -23,11 +23,13 @@ def silu(x: Tensor) -> Tensor:
 
 
 def sqrt_softplus(x: Tensor) -> Tensor:
-    """sqrt(log(1 + exp(x))) of fp32 values, fp32; where that underflows it is 0, and so is its slope. NaN stays."""
-    softplus = torch.nn.functional.softplus(_wide(x))
-    # the root of 0 has an infinite slope, and 0 times that is NaN
-    nothing = softplus.float() == 0
-    return torch.where(nothing, 0.0, torch.sqrt(torch.where(nothing, 1.0, softplus))).float()
+    """sqrt(log(1 + exp(x))) of fp32 values, fp32. NaN stays."""
+    # Below -15, softplus is an exponential in fp32. It underflows at half of the depth at which its root does, and the
+    # slope of a root is infinite there.
+    wide = _wide(x)
+    small = wide < -15
+    root = torch.sqrt(torch.nn.functional.softplus(torch.where(small, 0, wide)))
+    return torch.where(small, torch.exp(0.5 * torch.where(small, wide, 0)), root).float()
 
 
 def _wide(x: Tensor) -> Tensor:

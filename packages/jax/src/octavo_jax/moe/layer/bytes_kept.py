@@ -93,7 +93,7 @@ def bytes_kept(
     form: Form = "standard",
     *,
     weight_codes: WeightCodes = "keep",
-    weights_on: WeightsOn = "output",
+    weights_on: WeightsOn = "activation",
     activation: Activation = "swiglu",
     dtype: DTypeLike = jnp.bfloat16,
     backend: BackendNames = None,
