@@ -1,5 +1,5 @@
-"""Forms of JAX's MoE layer beside permute, grouped_mlp and combine in a row, and the layer with the choices' weights on
-the activation, once with products of permuted rows: residuals, XLA's temporaries and time.
+"""Forms of JAX's MoE layer beside permute, grouped_mlp and combine in a row, once with products of permuted rows, and
+the layer with the choices' weights on the experts' results: residuals, XLA's temporaries and time.
 
 python benchmarks/moe_forms_jax.py OUTPUT COMMIT
 
@@ -58,7 +58,7 @@ class Way(NamedTuple):
     """How the layer runs; form None: the three operations in a row."""
 
     form: str | None
-    weights_on: str = "output"
+    weights_on: str = "activation"
     backend: str = NATIVE
 
 
@@ -69,8 +69,7 @@ WAYS = {
     "lean": Way("lean"),
     "recompute": Way("recompute"),
     "keep_all": Way("keep_all"),
-    "on the activation": Way("standard", "activation"),
-    "on the activation, of rows": Way("standard", "activation", ROWS),
+    "on the output": Way("standard", "output"),
 }
 
 
@@ -131,8 +130,10 @@ def layer(recipe: octavo.Recipe, experts: int, way: Way, activation: str) -> Cal
         if way.form is not None:
             y: Array = moe.routed_mlp(x, routing, wi, wo, form=way.form, weights_on=way.weights_on, **named)
             return y
-        rows = moe.permute(x, routing)
-        return moe.combine(octavo_jax.grouped_mlp(rows, wi, wo, routing.group_sizes, **named), routing)
+        rows, probs = moe.permute(x, routing), moe.row_weights(routing)
+        scales = probs if biases else None
+        results = octavo_jax.grouped_mlp(rows, wi, wo, routing.group_sizes, probs=probs, bo_scales=scales, **named)
+        return moe.combine(results, routing, weighted=False)
 
     return call
 
