@@ -192,6 +192,28 @@ def test_a_block_is_its_parts(weights_on: Any, rng: np.random.Generator) -> None
         assert np.linalg.norm(one - two) <= 2.0**-6 * np.linalg.norm(two)  # a few roundings to bf16
 
 
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize("name", RULES)
+def test_a_block_chooses_by_any_rule(name: str, rng: np.random.Generator) -> None:
+    """By the kernels: y is that of `choose_experts` and `routed_mlp`, bit for bit, with a bias for choosing."""
+    x, router, wi, wo = _arrays(rng)
+    rule, bias = RULES[name], jnp.asarray(rng.standard_normal(E), jnp.float32)
+    how: dict[str, Any] = {part: getattr(rule, part) for part in ("score", "groups", "kept_groups", "scale")}
+    how |= {"k": K, "renormalize": rule.renormalize}
+
+    def parts(x: Any, router: Any, wi: Any, wo: Any) -> Any:
+        logits = jnp.matmul(x, router, preferred_element_type=jnp.float32)
+        choice = octavo_jax.choose_experts(logits, bias=bias, **how)
+        routing = moe.arrange(choice.choices, choice.weights, E)
+        return moe.routed_mlp(x, routing, wi, wo, recipe=octavo.HighPrecision())
+
+    def block(x: Any, router: Any, wi: Any, wo: Any) -> Any:
+        return moe.moe_mlp(x, router, wi, wo, recipe=octavo.HighPrecision(), choice_bias=bias, **how)[0]
+
+    assert "octavo_choose" in _calls(block, x, router, wi, wo)
+    np.testing.assert_array_equal(jax.jit(block)(x, router, wi, wo), jax.jit(parts)(x, router, wi, wo))
+
+
 def test_where_several_devices_may_hold_parts(rng: np.random.Generator) -> None:
     """XLA cuts its own operations under an Auto mesh, and where nothing says that there is one device; inside of
     shard_map each device calls the kernels, and y has the same bits."""

@@ -189,20 +189,26 @@ def test_renormalize_has_an_old_name() -> None:
     assert "normalize" not in shown
 
 
-def test_both_flavours_pass_on_what_a_block_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that dropped its form would keep more than its user planned for, and say nothing."""
-    seen: list[tuple[str, str]] = []
+def test_both_flavours_pass_on_how_a_block_chooses_and_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that dropped its form would keep more than its user planned for, one that dropped its router's rule
+    would choose other experts, and say nothing."""
+    seen: list[dict[str, Any]] = []
 
-    def block(x: Any, *_: Any, form: str, weight_codes: str, **__: Any) -> Any:
-        seen.append((form, weight_codes))
+    def block(x: Any, *_: Any, **how: Any) -> Any:
+        seen.append(how)
         return x, moe.RouterStats(jnp.zeros(G, jnp.int32), jnp.float32(0))
 
     monkeypatch.setattr(linen_moe, "moe_mlp", block)
     monkeypatch.setattr(nnx_moe, "moe_mlp", block)
-    how: Any = {"k": 2, "form": "lean", "weight_codes": "remake", "recipe": None}
-    jax.eval_shape(octavo_linen.MoE(G, F, **how).init, jax.random.key(0), jnp.ones((M, K)))
-    octavo_nnx.MoE(G, K, F, rngs=nnx.Rngs(0), **how)(jnp.ones((M, K)))
-    assert seen == [("lean", "remake")] * 2
+    rule = {"k": 2, "score": "sigmoid", "groups": 2, "kept_groups": 1, "renormalize": False, "scale": 2.5}
+    how: Any = {**rule, "form": "lean", "weight_codes": "remake", "weights_on": "output"}
+    given: dict[str, Any] = {"mask": jnp.ones(M, bool), "choice_bias": jnp.ones(G), "replay": jnp.zeros((M, 2), int)}
+    init = partial(octavo_linen.MoE(G, F, **how, recipe=None).init, jax.random.key(0), jnp.ones((M, K)))
+    jax.eval_shape(partial(init, **given))
+    octavo_nnx.MoE(G, K, F, rngs=nnx.Rngs(0), **how, recipe=None)(jnp.ones((M, K)), **given)
+    for one in seen:
+        assert {name: one[name] for name in how} == how
+        assert all(one[name] is value for name, value in given.items())
 
 
 @pytest.mark.parametrize("name", CASES)

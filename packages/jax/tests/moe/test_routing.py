@@ -203,8 +203,8 @@ def test_bad_arguments() -> None:
     routing = jax.jit(lambda: moe.route(jnp.zeros((4, 3)), 2))()
     cases = {
         r"logits has shape \[2, 4, 3\]": lambda: moe.route(jnp.zeros((2, 4, 3)), 2),
-        "dtype int32; give floats": lambda: moe.route(jnp.zeros((4, 3), jnp.int32), 2),
-        "k is 4 and there are 3 experts": lambda: moe.route(jnp.zeros((4, 3)), 4),
+        "dtype int32; it must be bfloat16": lambda: moe.route(jnp.zeros((4, 3), jnp.int32), 2),
+        "k is 4 and a token has 3 experts": lambda: moe.route(jnp.zeros((4, 3)), 4),
         "k is True": lambda: moe.route(jnp.zeros((4, 3)), True),
         r"mask has shape \[3\] and dtype bool; give bool \[4\]": lambda: moe.route(
             jnp.zeros((4, 3)), 2, mask=jnp.ones(3, bool)

@@ -22,6 +22,12 @@ from octavo_jax.traffic import collectives
 
 SLOW = pytest.mark.slow
 KERNELS = ("wi", "wo")
+RULES: tuple[dict[str, Any], ...] = (
+    {},
+    {"score": "sigmoid", "groups": 4, "kept_groups": 2, "scale": 2.5, "choice_bias": np.linspace(-1, 1, E)},
+    {"score": "sqrtsoftplus", "renormalize": False, "replay": np.arange(T * CHOICES).reshape(T, CHOICES) % (E + 1)},
+)
+"""Ways to choose; of the last one some choices are nobody's."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +56,15 @@ def test_a_spread_block_is_the_block(
 ) -> None:
     """y, statistics and all gradients, with a mask and NaN in the padding; each expert sees its rows in one device's
     order, so what is quantized of them is the same. Two axes may share the experts, one of size 1 may have them all.
-    Each run draws where the weights multiply; with them on the activation they multiply the second bias, too."""
-    a, on = block_arrays(rng), str(rng.choice(["output", "activation"]))
-    print(f"weights on the {on}")  # shown by pytest where the test fails
+    Each run draws where the weights multiply, with them on the activation the second bias, too, and how the router
+    chooses."""
+    a, on, rule = block_arrays(rng), str(rng.choice(["output", "activation"])), int(rng.integers(len(RULES)))
+    print(f"weights on the {on}, {RULES[rule]}")  # shown by pytest where the test fails
     mask = jnp.asarray(rng.random(T) < 0.8).at[0].set(True)
     a["x"] = jnp.where(mask[:, None], a["x"], jnp.nan)
     experts = ("a", "b") if "a" in axes else "ep" if "ep" in axes else None
     roles = octavo_jax.MeshAxes(**{role: role if role in axes else None for role in ("dp", "fsdp")}, ep=experts)
-    here = partial(step, recipe=octavo.recipe(recipe), mask=mask, weights_on=on)
+    here = partial(step, recipe=octavo.recipe(recipe), mask=mask, weights_on=on, **RULES[rule])
     (y, stats), wanted = jax.jit(here)(a)
     run = partial(here, sharding=roles, exchange=moe.Exchange(way))
     with jax.set_mesh(mesh_of(kind, **axes)):

@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax import Array
 
 from octavo.renamed import renamed_fields
+from octavo.router import Score
 from octavo_jax.arrays.recipes import as_recipe
 from octavo_jax.linen.base import Axes
 from octavo_jax.linen.mlp import MLPModule
@@ -27,7 +28,8 @@ class MoE(MLPModule):
     is cast to `dtype`. Fields: `MLPModule`'s, `QuantizedModule`'s and
 
     num_experts, hidden, k       E, F, and experts a token goes to; k by name
-    renormalize, weights_on      as in `octavo_jax.moe.moe_mlp`
+    score, groups, kept_groups, renormalize, scale   how the router chooses, as in `octavo_jax.choose_experts`
+    weights_on                   as in `octavo_jax.moe.moe_mlp`
     form, weight_codes           what is kept for the backward pass, as there
     exchange                     of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes     of router
@@ -36,7 +38,11 @@ class MoE(MLPModule):
     num_experts: int  # type: ignore[misc]  # mypy takes kernel_init, which is keyword-only, for the first field
     hidden: int  # type: ignore[misc]
     k: int = field(kw_only=True)
+    score: Score = "softmax"
+    groups: int = 1
+    kept_groups: int = 1
     renormalize: bool = True
+    scale: float = 1.0
     weights_on: WeightsOn = "activation"
     exchange: Exchange = DEFAULT_EXCHANGE
     form: Form = "standard"
@@ -57,9 +63,18 @@ class MoE(MLPModule):
 
     @nn.compact
     def __call__(
-        self, x: Array, *, mask: Array | None = None, seed: int | Array | None = None
+        self,
+        x: Array,
+        *,
+        mask: Array | None = None,
+        choice_bias: Array | None = None,
+        replay: Array | None = None,
+        seed: int | Array | None = None,
     ) -> tuple[Array, RouterStats]:
-        """x [..., K] to (y [..., N] in x's dtype, load and balance loss); mask [...] bool, False for padding."""
+        """x [..., K] to (y [..., N] in x's dtype, load and balance loss).
+
+        mask [...] bool, False for padding; choice_bias [E] and replay [..., k] as in `octavo_jax.moe.moe_mlp`.
+        """
         router = self._parameter("router", self.router_init, (x.shape[-1], self.num_experts), self.router_axes)
         wi, wo, bi, bo = self._mlp_parameters(self.hidden, x.shape[-1], self.num_experts)
         call = partial(
@@ -68,8 +83,9 @@ class MoE(MLPModule):
             router,
             wi,
             wo,
-            renormalize=self.renormalize,
             mask=mask,
+            choice_bias=choice_bias,
+            replay=replay,
             bi=bi,
             bo=bo,
             output_checkpoint_names=self.output_checkpoint_names,

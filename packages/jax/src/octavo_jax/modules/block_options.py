@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-_NAMES = ("k", "activation", "weights_on", "exchange", "form", "weight_codes", "dtype")
+_ROUTER = ("k", "score", "groups", "kept_groups", "renormalize", "scale")
+_NAMES = (*_ROUTER, "activation", "weights_on", "exchange", "form", "weight_codes", "dtype")
 
 
 def block_options(module: object) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.renamed import renamed_arguments
+from octavo.router import RouterRule, Score
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name, element_type
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
@@ -19,6 +21,7 @@ from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
 from octavo_jax.moe.local_block import Arrays, Body, Result
+from octavo_jax.moe.router import check_bias, checked_rule
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_jax.sharding.conflicts import check_unnamed
@@ -37,7 +40,13 @@ def moe_mlp(
     k: int,
     activation: Activation = "swiglu",
     recipe: RecipeLike,
+    score: Score = "softmax",
+    groups: int = 1,
+    kept_groups: int = 1,
     renormalize: bool = True,
+    scale: float = 1.0,
+    choice_bias: Array | None = None,
+    replay: Array | None = None,
     weights_on: WeightsOn = "activation",
     mask: Array | None = None,
     dtype: DTypeLike | None = None,
@@ -55,14 +64,18 @@ def moe_mlp(
     backend: BackendNames = None,
     room: Room | None = None,
 ) -> Any:
-    """A Mixture-of-Experts block: each token through its k most probable experts, weighted and summed.
+    """A Mixture-of-Experts block: each token through the k experts that its router scores highest, weighted and summed.
 
     x           [..., K] tokens
     router      [K, E]; the product with x is taken in their common dtype and accumulated in float32
     wi          [E, K, C]; C = 2 F, the gate first, where the activation is gated, else F
     wo          [E, F, N]
     bi, bo      their biases [E, C] and [E, N], or None
-    renormalize divide a token's k weights by their sum
+    score, groups, kept_groups, renormalize, scale   how the router chooses, as in `octavo_jax.choose_experts`
+    choice_bias [E], added to the scores for choosing alone: raise it for experts with few rows, which the statistics
+                have. Weights are without it, and it has no gradient
+    replay      integers [..., k], x's leading axes: choices that were made before, in the place of the router's. One
+                that is outside of 0 to E - 1 is nobody's
     weights_on, form, weight_codes   as in `routed_mlp`, whose y and gradients are the same bits in every form but
                 "lean", whose y is the same. Where a recipe leaves fprop in high precision and quantizes wgrad, y's
                 activation is a kernel's in "keep_all" and XLA's elsewhere, and these may differ in the last bit
@@ -78,7 +91,18 @@ def moe_mlp(
     Returns (y [..., N], `RouterStats`), and with a state (y, `RouterStats`, new state). Differentiable in x, router,
     wi, wo and the biases. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves them.
     """
-    arrays, sharding = checked(Arrays(x, mask, router, wi, wo, bi, bo, seed, state), dtype, sharding, exchange)
+    given = Arrays(x, mask, router, wi, wo, bi, bo, seed, state, choice_bias, replay)
+    arrays, sharding = checked(given, dtype, sharding, exchange)
+    rule = checked_rule(
+        arrays.router.shape[1],
+        k,
+        score=score,
+        groups=groups,
+        kept_groups=kept_groups,
+        renormalize=renormalize,
+        scale=scale,
+    )
+    _check_router(arrays, rule)
     body = body_of(
         Body,
         arrays,
@@ -87,9 +111,8 @@ def moe_mlp(
         backend=backend,
         form=form,
         weight_codes=weight_codes,
-        k=k,
+        rule=rule,
         activation=activation,
-        renormalize=renormalize,
         weights_on=weights_on,
         dtype=dtype,
         checkpoint_name=checkpoint_name,
@@ -137,6 +160,10 @@ def checked(
     check_arrays(x=x, router=router, wi=wi, wo=wo, **({} if mask is None else {"mask": mask}))
     x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
     bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
+    choice_bias = a.choice_bias
+    if choice_bias is not None:
+        check_arrays(choice_bias=choice_bias)
+        choice_bias = as_array("choice_bias", choice_bias)
     if not isinstance(exchange, Exchange):
         raise ValueError(f"exchange is a {type(exchange).__name__}; give an octavo_jax.moe.Exchange")
     if dtype is not None:
@@ -153,4 +180,18 @@ def checked(
         )
     if mask is not None and mask.shape != x.shape[:-1]:
         raise ValueError(f"mask has shape {list(mask.shape)} and x {list(x.shape)}; give mask {list(x.shape[:-1])}")
-    return Arrays(x, mask, router, wi, wo, bi, bo, a.seed, a.state), sharding
+    return a._replace(x=x, router=router, wi=wi, wo=wo, bi=bi, bo=bo, choice_bias=choice_bias), sharding
+
+
+def _check_router(a: Arrays, rule: RouterRule) -> None:
+    """ValueError for what a router chooses by, or in place of which it does, unless it fits the tokens and experts."""
+    check_bias("choice_bias", a.choice_bias, a.router.shape[1])
+    if a.replay is None:
+        return
+    check_arrays(replay=a.replay)
+    wanted = (*a.x.shape[:-1], rule.k)
+    if a.replay.shape != wanted or not jnp.issubdtype(a.replay.dtype, jnp.integer):
+        raise ValueError(
+            f"replay has shape {list(a.replay.shape)} and dtype {a.replay.dtype}; give integers {list(wanted)}, the "
+            "expert of each choice"
+        )

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from octavo import DelayedScaling
 from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
-from octavo.router import RouterRule
+from octavo.router import Score
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
@@ -35,6 +35,7 @@ from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
 from octavo_jax.moe.layer.tokens import gathers, gathers_codes, reads_tokens
 from octavo_jax.moe.local_block import Arrays, Body
 from octavo_jax.moe.moves import Served, of_router
+from octavo_jax.moe.router import checked_rule
 from octavo_jax.scaling.delayed_state import init_delayed
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry import LayerPlan, Plan, QuantizePlan
@@ -74,6 +75,11 @@ def explain(
     k: int,
     activation: Activation = "swiglu",
     recipe: RecipeLike,
+    score: Score = "softmax",
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
     weights_on: WeightsOn = "activation",
     dtype: DTypeLike | None = None,
     bi: Array | None = None,
@@ -106,9 +112,16 @@ def explain(
         backend=backend,
         form=form,
         weight_codes=weight_codes,
-        k=k,
+        rule=checked_rule(
+            arrays.router.shape[1],
+            k,
+            score=score,
+            groups=groups,
+            kept_groups=kept_groups,
+            renormalize=renormalize,
+            scale=scale,
+        ),
         activation=activation,
-        renormalize=True,
         weights_on=weights_on,
         dtype=dtype,
         checkpoint_name=None,
@@ -136,13 +149,13 @@ class _Asked(Body):
         if not axes:
             return ""
         devices, platform = lax.axis_size(axes), device_of(x).kind
-        way = chosen_way(self.exchange, self.k, devices, platform)
+        way = chosen_way(self.exchange, self.rule.k, devices, platform)
         if self.exchange.way is not None:
             why = f'Exchange(way="{way}") asks for it'
         elif platform in LACKING:
             why = f"tokens are on {platform}, whose XLA has no ragged_all_to_all"
         else:
-            why = f"a token has {self.k} choices, and {list(axes)} has {devices} devices"
+            why = f"a token has {self.rule.k} choices, and {list(axes)} has {devices} devices"
         return f"{way}, {_WAYS[way]}: {why}"
 
 
@@ -186,7 +199,7 @@ class _AskedExperts(LocalExperts):
         axes = () if self.asked.sharding is None else self.asked.sharding.names("ep")
         experts = self.number * (lax.axis_size(axes) if axes else 1)
         served = Served.of(x, self.asked.backend)
-        router = served.plan("choose_experts", "float32", experts, **of_router(RouterRule(self.asked.k)))
+        router = served.plan("choose_experts", "float32", experts, **of_router(self.asked.rule))
         yield "experts", f"{_who(router)} chooses"
         yield "choices", f"{_who(served.plan('route', 'float32', experts))} sorts them"
 

@@ -10,6 +10,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from octavo import Recipe
+from octavo.router import RouterRule
 from octavo_jax.dispatch.room import Room
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.arrangement import arranged, counts
@@ -23,7 +24,8 @@ from octavo_registry.contract.cards import Activation
 
 
 class Arrays(NamedTuple):
-    """Arguments with values: x [..., K], mask [...], the parameters, seed, delayed scaling's states."""
+    """Arguments with values: x [..., K], mask [...], the parameters, seed, delayed scaling's states, and what a router
+    chooses by beside its logits: choice_bias [E], or replay [..., k]."""
 
     x: Array
     mask: Array | None
@@ -34,6 +36,8 @@ class Arrays(NamedTuple):
     bo: Array | None
     seed: int | Array | None
     state: States | None
+    choice_bias: Array | None = None
+    replay: Array | None = None
 
 
 class Result(NamedTuple):
@@ -48,10 +52,9 @@ class Result(NamedTuple):
 class Body:
     """Static arguments of `octavo_jax.moe.moe_mlp`."""
 
-    k: int
+    rule: RouterRule
     activation: Activation
     recipe: Recipe | None
-    renormalize: bool
     weights_on: WeightsOn
     dtype: DTypeLike | None
     checkpoint_name: str | None
@@ -79,8 +82,9 @@ class Body:
         logits = jnp.matmul(tokens, a.router, preferred_element_type=jnp.float32)
         choices = choose(
             logits,
-            self.k,
-            renormalize=self.renormalize,
+            self.rule,
+            bias=a.choice_bias,
+            replay=None if a.replay is None else a.replay.reshape(-1, self.rule.k),
             mask=mask,
             checkpoint_name=self.checkpoint_name,
             backend=self.backend,
@@ -115,17 +119,17 @@ class Body:
             y, state = experts.routed(tokens, routing)
             load = routing.group_sizes
         y = y.reshape(*a.x.shape[:-1], y.shape[-1])
-        return Result(y, self._stats(load, jnp.sum(choices.probabilities, axis=0), dropped), state)
+        return Result(y, self._stats(load, jnp.sum(choices.shares, axis=0), dropped), state)
 
     def experts(self, wi: Array, wo: Array, options: dict[str, Any]) -> LocalExperts:
         """Those of this device; `options`: keywords of `routed_mlp`."""
         return LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
 
-    def _stats(self, load: Array, probabilities: Array, dropped: Array | None) -> RouterStats:
+    def _stats(self, load: Array, shares: Array, dropped: Array | None) -> RouterStats:
         """Of all tokens of the mesh."""
         if self.token_axes:
-            load, probabilities = _summed((load, probabilities), self.token_axes)
-        stats = stats_of(load, probabilities, self.k)
+            load, shares = _summed((load, shares), self.token_axes)
+        stats = stats_of(load, shares, self.rule.k)
         if self.exchange.rows is None or dropped is None:
             return stats
         return stats._replace(dropped=_summed(dropped, self.token_axes))

@@ -94,42 +94,75 @@ def choose_experts(
 
     Raises ValueError for arguments that do not fit.
     """
-    _check_logits(logits)
+    check_logits(logits)
     check_whole("choose_experts", logits=logits)
-    experts, k = int(logits.shape[1]), as_count("k", k)
-    _check_rule(k, score, scale)
-    check_groups(experts, k, groups, kept_groups)
-    check_bias(bias, experts)
-    if not isinstance(renormalize, bool):
-        raise ValueError(f"renormalize is {renormalize!r}; give True or False")
+    experts = int(logits.shape[1])
+    rule = checked_rule(
+        experts, k, score=score, groups=groups, kept_groups=kept_groups, renormalize=renormalize, scale=scale
+    )
+    check_bias("bias", bias, experts)
     if replay is not None:
         check_choices("replay", replay, logits)
-        if replay.shape[1] != k:
-            raise ValueError(f"replay has shape {list(replay.shape)} and k is {k}; give {[logits.shape[0], k]}")
-        replay = as_int32(replay)
-    rule = RouterRule(k, score, groups, kept_groups, renormalize, float(scale))
+        if replay.shape[1] != rule.k:
+            raise ValueError(
+                f"replay has shape {list(replay.shape)} and k is {rule.k}; give {[logits.shape[0], rule.k]}"
+            )
+    return chosen(logits, rule, bias, replay, checkpoint_name, backend)
+
+
+def checked_rule(
+    experts: int,
+    k: int,
+    *,
+    score: Score = "softmax",
+    groups: int = 1,
+    kept_groups: int = 1,
+    renormalize: bool = True,
+    scale: float = 1.0,
+) -> RouterRule:
+    """The rule of these arguments of `choose_experts`; ValueError for those that do not fit so many experts."""
+    k = as_count("k", k)
+    check_score(score)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _FP32_MAX:
+        raise ValueError(f"scale is {scale!r}; give a finite number, in fp32, too")
+    check_groups(experts, k, groups, kept_groups)
+    if not isinstance(renormalize, bool):
+        raise ValueError(f"renormalize is {renormalize!r}; give True or False")
+    return RouterRule(k, score, groups, kept_groups, renormalize, float(scale))
+
+
+def chosen(
+    logits: Array,
+    rule: RouterRule,
+    bias: Array | None,
+    replay: Array | None,
+    checkpoint_name: str | None,
+    backend: BackendNames,
+) -> Choice:
+    """`choose_experts` of arguments that fit."""
+    replay = None if replay is None else as_int32(replay)
     choosers = choosers_for(logits, rule, backend)
     if choosers is not None:
-        choices, weights, load = chosen_by(choosers, rule, logits, bias, replay)
+        choices, weights, load = _chosen_by(choosers, rule, logits, bias, replay)
         return Choice(choices if replay is not None else named(choices, checkpoint_name), weights, load)
-    scores = router_scores(logits, score)
+    scores = router_scores(logits, rule.score)
     if replay is None:
-        by_logits = bias is None and kept_groups >= groups
-        ordered = logits_to_order(logits) if by_logits else lax.stop_gradient(scores)
+        by_logits = bias is None and not rule.by_groups
+        ordered = _logits_to_order(logits) if by_logits else lax.stop_gradient(scores)
         if bias is not None:
             ordered = ordered + lax.stop_gradient(bias).astype(jnp.float32)
-        choices = largest(_in_groups(ordered, groups, kept_groups), k, checkpoint_name)
+        choices = _largest(_in_groups(ordered, rule.groups, rule.kept_groups), rule.k, checkpoint_name)
     else:
         choices = replay
-    weights = picked(scores, choices)
-    if renormalize:
+    weights = _picked(scores, choices)
+    if rule.renormalize:
         weights = weights * _LIFT
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + _SMALL)
-    return Choice(choices, weights * np.float32(scale), counts(choices, experts))
+    return Choice(choices, weights * np.float32(rule.scale), counts(choices, int(logits.shape[1])))
 
 
-def chosen_by(
-    choosers: Choosers, rule: RouterRule, logits: Array, bias: Array | None = None, replay: Array | None = None
+def _chosen_by(
+    choosers: Choosers, rule: RouterRule, logits: Array, bias: Array | None, replay: Array | None
 ) -> tuple[Array, Array, Array]:
     """Choices, weights and counts by a backend's functions; the weights have a gradient in the logits."""
     if bias is not None:
@@ -178,8 +211,8 @@ def router_losses(
 
     Differentiable in the logits; raises ValueError as `choose_experts` does.
     """
-    _check_logits(logits)
-    _check_rule(1, score, 1.0)
+    check_logits(logits)
+    check_score(score)
     check_choices("choices", choices, logits)
     check_count("sequences", sequences)
     tokens, experts = logits.shape
@@ -188,7 +221,7 @@ def router_losses(
     if not tokens:
         nothing = jnp.sum(logits.astype(jnp.float32))
         return RouterLosses(nothing, nothing, nothing)
-    shares = _shares(logits, score).reshape(sequences, -1, experts)
+    shares = score_shares(logits, score).reshape(sequences, -1, experts)
     runs = choices.reshape(sequences, -1)
     load = jax.vmap(lambda run: counts(run, experts))(runs).astype(jnp.float32) / np.float32(runs.shape[1])
     each = jnp.mean(shares, axis=1)
@@ -215,7 +248,7 @@ def router_scores(logits: Array, score: Score) -> Array:
     return jnp.where(small, jnp.exp(0.5 * jnp.where(small, wide, 0)), root)
 
 
-def _shares(logits: Array, score: Score) -> Array:
+def score_shares(logits: Array, score: Score) -> Array:
     """float32 [T, E]: each score over the sum of its token's. Scores are multiplied by a factor for each token by which
     the largest does not underflow, however far below 0 its logit is."""
     if score == "softmax":
@@ -233,12 +266,12 @@ def _shares(logits: Array, score: Score) -> Array:
     return scores / jnp.sum(scores, axis=-1, keepdims=True)
 
 
-def logits_to_order(logits: Array) -> Array:
+def _logits_to_order(logits: Array) -> Array:
     """Logits, to choose by where nothing else decides: no rounding of a score then makes a tie, or breaks one."""
     return lax.stop_gradient(jnp.where(logits == 0, 0, logits))  # -0 is 0
 
 
-def largest(values: Array, k: int, checkpoint_name: str | None) -> Array:
+def _largest(values: Array, k: int, checkpoint_name: str | None) -> Array:
     """int32 [T, k], where the k largest of each row are: NaN before all, and the lower index among equals."""
     _, chosen = lax.top_k(_without_signs_of_nan(values), k)
     return named(chosen.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
@@ -249,7 +282,7 @@ def _without_signs_of_nan(values: Array) -> Array:
     return jnp.where(jnp.isnan(values), jnp.nan, values)
 
 
-def picked(scores: Array, choices: Array) -> Array:
+def _picked(scores: Array, choices: Array) -> Array:
     """scores [T, k] of the choices; 0 for one that is no expert's."""
     # A comparison and a sum, not a gather: its gradient is one, too, where a gather's scatters.
     experts = scores.shape[1]
@@ -264,8 +297,8 @@ def _in_groups(values: Array, groups: int, kept: int) -> Array:
     tokens, experts = values.shape
     grouped = values.reshape(tokens, groups, experts // groups)
     best, _ = lax.top_k(_without_signs_of_nan(grouped), min(2, experts // groups))
-    chosen = largest(jnp.sum(best, axis=-1), kept, None)
-    inside = jnp.any(chosen[:, :, None] == jnp.arange(groups, dtype=jnp.int32)[None, None, :], axis=1)
+    inside_of = _largest(jnp.sum(best, axis=-1), kept, None)
+    inside = jnp.any(inside_of[:, :, None] == jnp.arange(groups, dtype=jnp.int32)[None, None, :], axis=1)
     return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(values.shape)
 
 
@@ -301,26 +334,24 @@ def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
         )
 
 
-def check_bias(bias: Array | None, experts: int) -> None:
-    """ValueError unless bias is None or one float for each of the experts."""
+def check_bias(name: str, bias: Array | None, experts: int) -> None:
+    """ValueError unless `bias`, called `name`, is None or one float for each of the experts."""
     if bias is None:
         return
-    check_arrays(bias=bias)
+    check_arrays(**{name: bias})
     if bias.shape != (experts,):
-        raise ValueError(f"bias has shape {list(bias.shape)}; give [{experts}], one number per expert")
-    dtype_name(bias.dtype, "bias")
+        raise ValueError(f"{name} has shape {list(bias.shape)}; give [{experts}], one number per expert")
+    dtype_name(bias.dtype, name)
 
 
-def _check_logits(logits: Array) -> None:
+def check_logits(logits: Array) -> None:
     check_arrays(logits=logits)
     if logits.ndim != 2 or not logits.shape[1]:
         raise ValueError(f"logits has shape {list(logits.shape)}; give [T, E], with leading axes flattened")
     dtype_name(logits.dtype, "logits")
 
 
-def _check_rule(k: int, score: object, scale: object) -> None:
-    check_count("k", k)
+def check_score(score: object) -> None:
+    """ValueError for a score that there is none of."""
     if not isinstance(score, str) or score not in SCORES:
         raise ValueError(f"score is {score!r}; give one of {', '.join(SCORES)}")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _FP32_MAX:
-        raise ValueError(f"scale is {scale!r}; give a finite number, in fp32, too")

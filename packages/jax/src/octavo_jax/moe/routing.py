@@ -5,32 +5,29 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.renamed import renamed_arguments
 from octavo.router import RouterRule
-from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.dispatch.backends import BackendNames
-from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing, named
-from octavo_jax.moe.moves import choosers_for
-from octavo_jax.moe.router import chosen_by, largest, logits_to_order, picked, router_scores
+from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
+from octavo_jax.moe.router import check_logits, checked_rule, chosen, score_shares
 from octavo_jax.sharding.conflicts import check_whole
 
 
 class Choices(NamedTuple):
     """A router's answer before the rows are arranged.
 
-    experts         [T, k] int32; the number of experts for the choices of tokens that are left out
-    weights         [T, k] float32, 0 where a token is left out
-    probabilities   [T, E] float32, 0 for tokens that are left out
+    experts   [T, k] int32; the number of experts for the choices of tokens that are left out
+    weights   [T, k] float32, 0 where a token is left out
+    shares    [T, E] float32, each score over the sum of its token's, 0 for tokens that are left out
     """
 
     experts: Array
     weights: Array
-    probabilities: Array
+    shares: Array
 
 
 @exportable_tuple
@@ -38,9 +35,10 @@ class RouterStats(NamedTuple):
     """How evenly a router spreads; over all tokens of a mesh where the block is sharded.
 
     load           [E] int32, rows of each expert
-    balance_loss   float32 scalar, experts * sum over e of (share of the rows) * (mean probability): 1 where both are
-                   even (Fedus et al. 2021, equations 4 to 6, each of the k choices counted). Add it to the loss with a
-                   small weight; its gradient reaches the router through the probabilities
+    balance_loss   float32 scalar, experts * sum over e of (share of the rows) * (mean share of the scores), 1 where
+                   both are even (Fedus et al. 2021, equations 4 to 6, each of the k choices counted); a softmax's
+                   shares are its probabilities. Add it to the loss with a small weight; its gradient reaches the router
+                   through the scores
     dropped        int32 scalar, choices that got no row (`octavo_jax.moe.Exchange.rows`); None where nothing limits
                    the rows, and so nothing is dropped
     """
@@ -76,51 +74,34 @@ def route(
 
     Raises ValueError for shapes, dtypes or a k that do not fit.
     """
+    check_logits(logits)
     check_whole("route", logits=logits)
-    choices = choose(logits, k, renormalize=renormalize, mask=mask, checkpoint_name=checkpoint_name, backend=backend)
-    return arranged(choices.experts, choices.weights, logits.shape[1], checkpoint_name, backend, choices.probabilities)
+    check_mask(mask, logits.shape[0])
+    rule = checked_rule(int(logits.shape[1]), k, renormalize=renormalize)
+    choices = choose(logits, rule, mask=mask, checkpoint_name=checkpoint_name, backend=backend)
+    return arranged(choices.experts, choices.weights, logits.shape[1], checkpoint_name, backend, choices.shares)
 
 
 def choose(
     logits: Array,
-    k: int,
+    rule: RouterRule,
     *,
-    renormalize: bool,
+    bias: Array | None = None,
+    replay: Array | None = None,
     mask: Array | None,
     checkpoint_name: str | None,
     backend: BackendNames,
 ) -> Choices:
-    """What `route` arranges; the arguments are `route`'s."""
-    check_arrays(logits=logits)
-    if logits.ndim != 2 or logits.shape[1] == 0 or not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise ValueError(
-            f"logits has shape {list(logits.shape)} and dtype {logits.dtype}; give floats [T, E], one or more experts, "
-            "with leading axes flattened"
-        )
-    tokens, experts = logits.shape
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or not 1 <= k <= experts:
-        raise ValueError(f"k is {k!r} and there are {experts} experts; give an integer from 1 to {experts}")
-    check_mask(mask, tokens)
-    if not isinstance(renormalize, bool):
-        raise ValueError(f"renormalize is {renormalize!r}; give True or False")
+    """What is arranged of a router's answer: `octavo_jax.choose_experts` of the tokens that `mask` leaves in."""
     if mask is not None:
         logits = jnp.where(mask[:, None], logits, 0)
-    probabilities = router_scores(logits, "softmax")
-    rule = RouterRule(int(k), renormalize=renormalize)
-    choosers = choosers_for(logits, rule, backend)
-    if choosers is None:
-        chosen = largest(logits_to_order(logits), rule.k, checkpoint_name)
-        weights = picked(probabilities, chosen)
-        if renormalize:
-            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    else:
-        chosen, weights, _ = chosen_by(choosers, rule, logits)
-        chosen = named(chosen, checkpoint_name)
+    experts, weights, _ = chosen(logits, rule, bias, replay, checkpoint_name, backend)
+    shares = score_shares(logits, rule.score)
     if mask is not None:
-        chosen = jnp.where(mask[:, None], chosen, experts)
+        experts = jnp.where(mask[:, None], experts, logits.shape[1])
         weights = jnp.where(mask[:, None], weights, 0)
-        probabilities = jnp.where(mask[:, None], probabilities, 0)
-    return Choices(chosen, weights, probabilities)
+        shares = jnp.where(mask[:, None], shares, 0)
+    return Choices(experts, weights, shares)
 
 
 def router_stats(routing: Routing) -> RouterStats:
@@ -131,9 +112,9 @@ def router_stats(routing: Routing) -> RouterStats:
     return stats_of(routing.group_sizes, jnp.sum(routing.probabilities, axis=0), routing.weights.shape[1])
 
 
-def stats_of(load: Array, probabilities: Array, k: int) -> RouterStats:
-    """The statistics of rows [E] and the tokens' summed probabilities [E], k choices per token."""
+def stats_of(load: Array, shares: Array, k: int) -> RouterStats:
+    """The statistics of rows [E] and of the sums over tokens of their shares [E], k choices per token."""
     rows = jnp.maximum(jnp.sum(load), 1).astype(jnp.float32)
     share = load.astype(jnp.float32) / rows
-    # A token that is left out has k choices too few and probabilities of 0.
-    return RouterStats(load, len(load) * jnp.sum(share * probabilities / (rows / k)))
+    # A token that is left out has k choices too few and shares of 0.
+    return RouterStats(load, len(load) * jnp.sum(share * shares / (rows / k)))

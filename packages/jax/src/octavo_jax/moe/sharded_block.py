@@ -96,6 +96,8 @@ def _specs(body: Body, placement: Placement, a: Arrays, tokens: _Names, experts:
         bo=P(experts),
         seed=P(),
         state=None if a.state is None else shared_states.copy_specs(a.state, data, experts),
+        choice_bias=P(),
+        replay=P(tokens),
     )
     arrays: dict[str, Any] = a._asdict()
     absent: dict[str, Any] = {name: None for name, one in arrays.items() if one is None}

@@ -8,6 +8,7 @@ from typing import Unpack
 from jax import Array
 
 from octavo.renamed import renamed_arguments
+from octavo.router import Score
 from octavo_jax.modules.block_options import block_options
 from octavo_jax.modules.initializers import Initializer, dense_kernel_init
 from octavo_jax.moe import DEFAULT_EXCHANGE, Exchange, MoeReport, RouterStats, explain, moe_mlp
@@ -25,7 +26,8 @@ class MoE(MLPModule):
     before it is cast to `dtype`.
 
     num_experts, in_features, hidden, k   E, K, F, and experts a token goes to
-    renormalize, weights_on               as in `octavo_jax.moe.moe_mlp`
+    score, groups, kept_groups, renormalize, scale   how the router chooses, as in `octavo_jax.choose_experts`
+    weights_on                            as in `octavo_jax.moe.moe_mlp`
     form, weight_codes                    what is kept for the backward pass, as there
     exchange                              of tokens between devices, where `sharding` spreads the experts
     router_init, router_axes              of router
@@ -40,7 +42,11 @@ class MoE(MLPModule):
         hidden: int,
         *,
         k: int,
+        score: Score = "softmax",
+        groups: int = 1,
+        kept_groups: int = 1,
         renormalize: bool = True,
+        scale: float = 1.0,
         weights_on: WeightsOn = "activation",
         exchange: Exchange = DEFAULT_EXCHANGE,
         form: Form = "standard",
@@ -51,7 +57,9 @@ class MoE(MLPModule):
     ) -> None:
         super().__init__((num_experts,), in_features, hidden, **options)
         self.router = self._parameter(options["rngs"], router_init, (in_features, num_experts), router_axes)
-        self.k, self.renormalize = k, renormalize
+        self.k, self.renormalize, self.scale = k, renormalize, scale
+        self.score: Score = score
+        self.groups, self.kept_groups = groups, kept_groups
         self.weights_on: WeightsOn = weights_on
         self.exchange = exchange
         self.form: Form = form
@@ -63,17 +71,27 @@ class MoE(MLPModule):
         return self.renormalize
 
     def __call__(
-        self, x: Array, *, mask: Array | None = None, seed: int | Array | None = None
+        self,
+        x: Array,
+        *,
+        mask: Array | None = None,
+        choice_bias: Array | None = None,
+        replay: Array | None = None,
+        seed: int | Array | None = None,
     ) -> tuple[Array, RouterStats]:
-        """x [..., K] to (y [..., N] in x's dtype, load and balance loss); mask [...] bool, False for padding."""
+        """x [..., K] to (y [..., N] in x's dtype, load and balance loss).
+
+        mask [...] bool, False for padding; choice_bias [E] and replay [..., k] as in `octavo_jax.moe.moe_mlp`.
+        """
         call = partial(
             moe_mlp,
             x,
             self.router[...],
             self.wi[...],
             self.wo[...],
-            renormalize=self.renormalize,
             mask=mask,
+            choice_bias=choice_bias,
+            replay=replay,
             bi=value_of(self.wi_bias),
             bo=value_of(self.wo_bias),
             output_checkpoint_names=self.output_checkpoint_names,
