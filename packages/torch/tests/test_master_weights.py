@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import itertools
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from code_planes import planes
 from torch import Tensor, nn
 
 from octavo_torch import (
+    AdamW,
     CodedWeight,
     GroupedMLP,
     MasterWeights,
@@ -338,6 +340,45 @@ def test_checkpoints_hold_masters_or_codes(rng: np.random.Generator, tmp_path: P
     save_checkpoint(model, tmp_path / "codes", quantized=True)
     load_checkpoint(third, tmp_path / "codes")
     assert all(map(torch.equal, planes(model.weight1), planes(third.weight1)))
+
+
+@pytest.mark.parametrize("follower", ["MasterWeights", "AdamW"])
+def test_a_run_goes_on_from_a_checkpoint_of_codes(follower: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """load_checkpoint writes codes into the parameters that are there, tied ones, too: what steps them goes on bit for
+    bit, and they still take a gradient."""
+
+    def begin() -> tuple[nn.ModuleList, nn.Module, torch.optim.Optimizer]:
+        layers = nn.ModuleList([make("fp8-block"), make("fp8-block")])
+        layers[1].weight2 = layers[0].weight2
+        if follower == "AdamW":
+            return layers, nn.Module(), AdamW(layers.parameters(), lr=1e-2)
+        masters = MasterWeights(layers)
+        optimizer = torch.optim.AdamW(masters.all_parameters(), lr=1e-2)
+        masters.follow(optimizer)
+        return layers, masters, optimizer
+
+    def run(layers: nn.ModuleList, optimizer: torch.optim.Optimizer) -> None:
+        for layer in layers:
+            layer(x, SIZES).backward(dy)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    x, dy = torch.randn(M, K).bfloat16(), torch.randn(M, K).bfloat16()
+    layers, masters, optimizer = begin()
+    run(layers, optimizer)
+    save_checkpoint(layers, tmp_path / "codes")
+    state, values = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(masters.state_dict())
+    run(layers, optimizer)
+    others, other_masters, other_optimizer = begin()
+    before = [*others.parameters()]
+    load_checkpoint(others, tmp_path / "codes")
+    assert all(map(operator.is_, before, others.parameters()))
+    assert all(parameter.requires_grad for parameter in before)
+    other_masters.load_state_dict(values)
+    other_optimizer.load_state_dict(state)
+    run(others, other_optimizer)
+    for mine, theirs in zip(layers.parameters(), others.parameters(), strict=True):
+        assert all(map(torch.equal, planes(mine), planes(theirs)))
 
 
 def test_what_does_not_fit_is_refused() -> None:
