@@ -36,6 +36,11 @@ G, K, F, M = 3, 64, 48, 20
 SIZES = [5, 0, 12]
 
 
+def values_of(weight: Any) -> Tensor:
+    """What codes stand for, in fp32."""
+    return dequantize(weight.codes)
+
+
 def make(recipe: str, coded: bool = True, **more: Any) -> GroupedMLP:
     how: dict[str, Any] = {"dtype": torch.bfloat16, "backend": REFERENCE, "seed": 7, **more}
     if not coded:
@@ -379,6 +384,35 @@ def test_a_run_goes_on_from_a_checkpoint_of_codes(follower: str, rng: np.random.
     run(others, other_optimizer)
     for mine, theirs in zip(layers.parameters(), others.parameters(), strict=True):
         assert all(map(torch.equal, planes(mine), planes(theirs)))
+
+
+@pytest.mark.parametrize("follower", ["MasterWeights", "AdamW"])
+def test_codes_of_frozen_weights_stay(follower: str, rng: np.random.Generator) -> None:
+    """Codes need not be those of the values that they stand for, such as a file's and MXFP8's columns: steps of other
+    weights, saved states and given values that are these leave a frozen weight's as they are."""
+    model, x = make("mxfp8", bias=True), torch.randn(M, K).bfloat16()
+    model.weight2.requires_grad_(False)
+    before, first = [plane.clone() for plane in planes(model.weight2)], planes(model.weight1)[0].clone()
+
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        model(x, SIZES).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    values = {"weight2": values_of(model.weight2)}
+    if follower == "AdamW":
+        optimizer: torch.optim.Optimizer = AdamW(model.parameters(), 0.1, masters={model.weight2: values["weight2"]})
+        step(optimizer)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    else:
+        masters = MasterWeights(model, values=values)
+        optimizer = torch.optim.AdamW(masters.all_parameters(), 0.1)
+        masters.follow(optimizer)
+        step(optimizer)
+        masters.load_state_dict(copy.deepcopy(masters.state_dict()))
+    step(optimizer)
+    assert all(map(torch.equal, planes(model.weight2), before))
+    assert not torch.equal(planes(model.weight1)[0], first)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -265,6 +265,29 @@ def test_a_grad_that_no_layer_has_added_is_added(rng: np.random.Generator) -> No
     assert torch.equal(optimizer.state[parameter]["exp_avg"], expected * (1 - 0.9))
 
 
+def test_a_frozen_parameter_with_main_grad_is_not_stepped(rng: np.random.Generator) -> None:
+    """Its zeros are no gradient, for which the weight would decay; what was added before it was frozen is stepped with,
+    as a `.grad` would be, and training goes on where it is thawed."""
+    layer = GroupedMLP(G, K, F, recipe="fp8-block", dtype=torch.bfloat16, backend=REFERENCE, main_grad="accumulate")
+    optimizer = AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
+    for one in (layer.weight1, layer.weight2):
+        one.main_grad = torch.zeros_like(one, dtype=torch.float32)  # type: ignore[attr-defined]
+    changed = []
+    for frozen in (False, True, True, False):
+        before = layer.weight1.detach().clone()
+        layer.weight1.requires_grad_(not frozen)
+        backward(layer)
+        assert len(optimizer.gradients()) == 2 - frozen
+        optimizer.step()
+        optimizer.zero_grad()
+        changed.append(not torch.equal(layer.weight1, before))
+    assert changed == [True, False, False, True]
+    assert optimizer.state[layer.weight1]["step"] == 2
+    backward(layer)
+    layer.weight1.requires_grad_(False)
+    assert len(optimizer.gradients()) == 2
+
+
 @pytest.mark.parametrize("order", ["together", "layer first", "layer last"])
 def test_what_other_operations_add_beside_main_grad_counts(order: str, rng: np.random.Generator) -> None:
     """A penalty on a weight whose gradient a layer writes to main_grad: both are stepped with, once."""

@@ -27,6 +27,13 @@ def has_main_grad(parameter: Tensor) -> bool:
     return getattr(parameter, "main_grad", None) is not None
 
 
+def has_gradient(parameter: Tensor) -> bool:
+    """Whether a step reads one: a `main_grad` that no layer has added to since `zero_grad` is none where the parameter
+    is frozen, whose weight would decay."""
+    added = parameter.requires_grad or getattr(parameter, "grad_added_to_main_grad", False)
+    return parameter.grad is not None or (has_main_grad(parameter) and added)
+
+
 @torch.no_grad()
 def gradient_of(name: str, parameter: Tensor) -> Tensor | None:
     """The gradient as the step reads it, in the parameter's shape on this rank; None where there is none.

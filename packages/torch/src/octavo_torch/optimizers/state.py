@@ -36,6 +36,11 @@ def values_of(weight: CodedWeight) -> Tensor:
     return from_halves(values, weight.interleave) if weight.interleave else values
 
 
+def stands_for(weight: CodedWeight, master: Tensor) -> bool:
+    """Whether the codes' values are the master's: those of a file, say, for which quantizing gives other codes."""
+    return torch.equal(values_of(weight).to(master.dtype), master)
+
+
 def check_parameter(name: str, parameter: Tensor, master_dtype: torch.dtype, state_bits: int) -> None:
     """Raises ValueError for a parameter that cannot be stepped in this way."""
     if parameter.dtype not in DTYPE_NAMES or parameter.layout is not torch.strided:
@@ -112,12 +117,18 @@ def checked_entry(name: str, saved: object, present: State) -> State | None:
     return entry
 
 
+def write_unless_there(parameter: Tensor, state: State) -> None:
+    """`write_parameter`, where codes do not stand for the master already."""
+    if not (isinstance(parameter, CodedWeight) and stands_for(parameter, state["master"])):
+        write_parameter(parameter, state)
+
+
 @torch.no_grad()
 def load_entry(entry: State | None, parameter: Tensor, present: State, new: State) -> None:
     """A checked state into the present one, at its addresses; `new` for an empty one. Then the parameter is written."""
     for key, value in present.items():
         local_of(value).copy_(local_of((new if entry is None else entry)[key]))
-    write_parameter(parameter, present)
+    write_unless_there(parameter, present)
 
 
 def _check_like(name: str, saved: object, present: Tensor) -> None:
