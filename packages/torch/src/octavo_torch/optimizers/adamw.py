@@ -14,7 +14,14 @@ from octavo_torch.arrays.checks import brief
 from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_gradient, has_main_grad, local_of
 from octavo_torch.optimizers.group import OPTIONS, Group, check_group, check_positive, check_rate_device
 from octavo_torch.optimizers.saved import checked_state_dict
-from octavo_torch.optimizers.state import State, check_parameter, load_entry, new_state, write_unless_there
+from octavo_torch.optimizers.state import (
+    State,
+    check_own_master,
+    check_parameter,
+    load_entry,
+    new_state,
+    write_unless_there,
+)
 from octavo_torch.optimizers.stepping import Found, Member, step_on_device, step_on_host
 from octavo_torch.optimizers.written import Versions, check_unchanged, note
 
@@ -119,8 +126,9 @@ class AdamW(Optimizer):
         for member in members:
             check_gradient(member.name, member.parameter)
             check_rate_device(member.group, member.name, member.parameter)
-            master = self.state[member.parameter].get("master")
-            check_unchanged(member.name, member.parameter, master, self._versions())
+            state = self.state[member.parameter]
+            check_own_master(member.name, member.parameter, state, member.group["master_dtype"])
+            check_unchanged(member.name, member.parameter, state.get("master"), self._versions())
         found = self._found(members)
         for group in self.param_groups:
             of_group = [member for member in members if member.group is group]

@@ -61,6 +61,15 @@ def check_parameter(name: str, parameter: Tensor, master_dtype: torch.dtype, sta
             )
 
 
+def check_own_master(name: str, parameter: Tensor, state: State, master_dtype: torch.dtype) -> None:
+    """Raises ValueError for a parameter that was its own master, and was cast to a dtype that needs one since."""
+    if "master" not in state and parameter.dtype is not torch.float32 and parameter.dtype is not master_dtype:
+        raise ValueError(
+            f"{name} was cast to {name_of(parameter.dtype)} after this optimizer was created, so it has no master in "
+            f"{name_of(master_dtype)}; cast the model first, and create the optimizer then"
+        )
+
+
 def new_state(parameter: Tensor, master_dtype: torch.dtype, state_bits: int, capturable: bool) -> State:
     """Before the first step: moments zero, the master what the parameter holds."""
     local = local_of(parameter)
