@@ -121,7 +121,7 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
         layer, parameter, _ = weights[name]
         present = cast(nn.Parameter, layer._parameters[parameter])
         if isinstance(present, CodedWeight):
-            _write(present, weight)
+            codes.write_into(present, weight)
         else:
             layer._parameters[parameter] = made.setdefault(present, nn.Parameter(weight, requires_grad=False))
 
@@ -218,14 +218,6 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], coded: Set[str]) -> 
             f"the checkpoint lacks {missing} and has {unknown}, which the module does not have"
             + (f": the recipes' states differ; {CONVERT}" if of_state else "")
         )
-
-
-@torch.no_grad()
-def _write(own: CodedWeight, weight: CodedWeight) -> None:
-    """The codes of `weight` into a parameter."""
-    if own.codes.spec != weight.codes.spec:  # in layouts of another backend than the present one
-        own.data = weight
-    own.copy_(weight)
 
 
 def _check_like(name: str, own: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
