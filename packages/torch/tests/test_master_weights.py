@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import itertools
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from code_planes import planes
 from torch import Tensor, nn
 
 from octavo_torch import (
+    AdamW,
     CodedWeight,
     GroupedMLP,
     MasterWeights,
@@ -32,6 +34,11 @@ from octavo_torch import (
 REFERENCE = "torch-reference"
 G, K, F, M = 3, 64, 48, 20
 SIZES = [5, 0, 12]
+
+
+def values_of(weight: Any) -> Tensor:
+    """What codes stand for, in fp32."""
+    return dequantize(weight.codes)
 
 
 def make(recipe: str, coded: bool = True, **more: Any) -> GroupedMLP:
@@ -338,6 +345,74 @@ def test_checkpoints_hold_masters_or_codes(rng: np.random.Generator, tmp_path: P
     save_checkpoint(model, tmp_path / "codes", quantized=True)
     load_checkpoint(third, tmp_path / "codes")
     assert all(map(torch.equal, planes(model.weight1), planes(third.weight1)))
+
+
+@pytest.mark.parametrize("follower", ["MasterWeights", "AdamW"])
+def test_a_run_goes_on_from_a_checkpoint_of_codes(follower: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """load_checkpoint writes codes into the parameters that are there, tied ones, too: what steps them goes on bit for
+    bit, and they still take a gradient."""
+
+    def begin() -> tuple[nn.ModuleList, nn.Module, torch.optim.Optimizer]:
+        layers = nn.ModuleList([make("fp8-block"), make("fp8-block")])
+        layers[1].weight2 = layers[0].weight2
+        if follower == "AdamW":
+            return layers, nn.Module(), AdamW(layers.parameters(), lr=1e-2)
+        masters = MasterWeights(layers)
+        optimizer = torch.optim.AdamW(masters.all_parameters(), lr=1e-2)
+        masters.follow(optimizer)
+        return layers, masters, optimizer
+
+    def run(layers: nn.ModuleList, optimizer: torch.optim.Optimizer) -> None:
+        for layer in layers:
+            layer(x, SIZES).backward(dy)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    x, dy = torch.randn(M, K).bfloat16(), torch.randn(M, K).bfloat16()
+    layers, masters, optimizer = begin()
+    run(layers, optimizer)
+    save_checkpoint(layers, tmp_path / "codes")
+    state, values = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(masters.state_dict())
+    run(layers, optimizer)
+    others, other_masters, other_optimizer = begin()
+    before = [*others.parameters()]
+    load_checkpoint(others, tmp_path / "codes")
+    assert all(map(operator.is_, before, others.parameters()))
+    assert all(parameter.requires_grad for parameter in before)
+    other_masters.load_state_dict(values)
+    other_optimizer.load_state_dict(state)
+    run(others, other_optimizer)
+    for mine, theirs in zip(layers.parameters(), others.parameters(), strict=True):
+        assert all(map(torch.equal, planes(mine), planes(theirs)))
+
+
+@pytest.mark.parametrize("follower", ["MasterWeights", "AdamW"])
+def test_codes_of_frozen_weights_stay(follower: str, rng: np.random.Generator) -> None:
+    """Codes need not be those of the values that they stand for, such as a file's and MXFP8's columns: steps of other
+    weights, saved states and given values that are these leave a frozen weight's as they are."""
+    model, x = make("mxfp8", bias=True), torch.randn(M, K).bfloat16()
+    model.weight2.requires_grad_(False)
+    before, first = [plane.clone() for plane in planes(model.weight2)], planes(model.weight1)[0].clone()
+
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        model(x, SIZES).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    values = {"weight2": values_of(model.weight2)}
+    if follower == "AdamW":
+        optimizer: torch.optim.Optimizer = AdamW(model.parameters(), 0.1, masters={model.weight2: values["weight2"]})
+        step(optimizer)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    else:
+        masters = MasterWeights(model, values=values)
+        optimizer = torch.optim.AdamW(masters.all_parameters(), 0.1)
+        masters.follow(optimizer)
+        step(optimizer)
+        masters.load_state_dict(copy.deepcopy(masters.state_dict()))
+    step(optimizer)
+    assert all(map(torch.equal, planes(model.weight2), before))
+    assert not torch.equal(planes(model.weight1)[0], first)
 
 
 def test_what_does_not_fit_is_refused() -> None:

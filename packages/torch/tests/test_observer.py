@@ -100,6 +100,23 @@ def test_gate_and_up_rows_in_turns_are_counted_as_they_are_quantized(given: bool
         assert torch.equal(*(getattr(each, name) for each in counted))
 
 
+@pytest.mark.parametrize("observed", [0, 2])
+def test_one_layer_of_a_row_is_counted(observed: int, rng: object) -> None:
+    """Of a Sequential whose layers would be fused: the counts are those of the layer when all are observed."""
+    how: dict[str, Any] = {"recipe": "mxfp8", "dtype": torch.bfloat16, "backend": "torch-reference"}
+    model = ot.Sequential(
+        ot.GroupedLinear(3, 64, 96, **how), ot.Activation("relu2"), ot.GroupedLinear(3, 96, 32, **how)
+    )
+    x, dy, seen = rows(), torch.randn(200, 32).bfloat16(), []
+    for module in (model, model.operations[observed]):
+        with ot.observe(module, rows=None) as observer:
+            model(x, [120, 0, 80]).backward(dy)
+            step = observer.step()
+            assert step is not None
+            seen.append(step.totals[str(observed) if module is model else "model"])
+    assert torch.equal(*seen)
+
+
 @pytest.mark.parametrize("form", ["standard", "keep_all", "lean", "recompute"])
 def test_a_moe_layer_counts_what_its_experts_alone_would(form: Any, rng: object) -> None:
     """MoE's fc1 and fc2 have the counts of a GroupedMLP on permuted rows; what backward makes again counts once."""

@@ -16,7 +16,7 @@ from torch.utils.weak import TensorWeakRef
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.optimizers.state import values_of
+from octavo_torch.optimizers.state import stands_for, values_of
 from octavo_torch.optimizers.written import Versions, check_unchanged, note
 
 _LATER_VALUES = (
@@ -77,10 +77,10 @@ class MasterWeights(nn.ParameterDict):
         masters = {name: _master(name, weight, dtype, (values or {}).get(name)) for name, weight in coded.items()}
         for name, weight in coded.items():
             self[_key(name)] = masters[name]
+            note(weight, masters[name], self._written)
             if values is not None and name in values:
                 with torch.no_grad():
-                    weight.copy_(masters[name])
-            note(weight, masters[name], self._written)
+                    self._write_unless_there(name, weight)
         self._give_buffers()
 
     def _give_buffers(self) -> None:
@@ -157,14 +157,14 @@ class MasterWeights(nn.ParameterDict):
 
     def _after_step(self, *_: object) -> None:
         self._taken.note(self.items())
-        self.write()
+        self._write_moved()
 
     def _collecting(self, closure: object) -> Callable[[], object]:
         self._check_written()  # before the first of its calls writes
         run = cast("Callable[[], object]", closure)
 
         def collected() -> object:
-            self.write()  # an optimizer may have moved the masters since its last call
+            self._write_moved()  # an optimizer may have moved the masters since its last call
             loss = run()
             self.collect()
             return loss
@@ -211,19 +211,37 @@ class MasterWeights(nn.ParameterDict):
     def write(self) -> None:
         """Quantizes every master, cast to its weight's dtype, into the weight's codes."""
         for name, weight in self._coded.items():
-            weight.copy_(self[_key(name)])
+            self._write_one(name, weight)
+
+    @torch.no_grad()
+    def _write_moved(self) -> None:
+        """Not the codes of frozen weights, which are not always those that quantizing their values again gives."""
+        for name, weight in self._coded.items():
+            if weight.requires_grad or self[_key(name)].grad is not None:
+                self._write_one(name, weight)
+
+    def _write_unless_there(self, name: str, weight: CodedWeight) -> None:
+        if stands_for(weight, self[_key(name)]):
             note(weight, self[_key(name)], self._written)
+        else:
+            self._write_one(name, weight)
+
+    def _write_one(self, name: str, weight: CodedWeight) -> None:
+        weight.copy_(self[_key(name)])
+        note(weight, self[_key(name)], self._written)
 
     def _check_written(self) -> None:
         for name, weight in self._coded.items():
             check_unchanged(name, weight, self[_key(name)], self._written, _LATER_VALUES)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As a module's, without `assign`; the codes are written afterwards."""
+        """As a module's, without `assign`; codes that do not stand for their master's values are written afterwards."""
         if assign:
             raise ValueError("assign is True, and the optimizer steps the masters that are here; leave it out")
         result = super().load_state_dict(state_dict, strict)
-        self.write()
+        with torch.no_grad():
+            for name, weight in self._coded.items():
+                self._write_unless_there(name, weight)
         return result
 
 

@@ -75,6 +75,16 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    """Weights that are one parameter are one after codes have been loaded into them, too."""
+    layers = nn.ModuleList([GroupedLinear(G, K, F, recipe="mxfp8", dtype=torch.bfloat16) for _ in "ab"])
+    layers[1].weight = layers[0].weight
+    save_checkpoint(layers, tmp_path / "codes", quantized=True)
+    load_checkpoint(layers, tmp_path / "codes")
+    assert isinstance(layers[0].weight, CodedWeight)
+    assert layers[1].weight is layers[0].weight
+
+
 @pytest.mark.parametrize("name", CODED)
 def test_torch_load_of_codes(tmp_path: Path, name: str) -> None:
     """torch.save and torch.load with its default, weights_only=True, which runs no code of a file."""

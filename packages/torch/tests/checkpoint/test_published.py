@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,16 @@ from torch import Tensor, nn
 
 import octavo_torch
 from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, MXFP4Weights, Recipe, RowScaling
-from octavo_torch import CodedWeight, GroupedMLP, MasterWeights, MoE, expert_tensors, export_experts, load_experts
+from octavo_torch import (
+    CodedWeight,
+    GroupedMLP,
+    MasterWeights,
+    MoE,
+    expert_tensors,
+    export_experts,
+    load_experts,
+    quantized_parameters,
+)
 
 FORWARD = {"dgrad": "high_precision", "wgrad": "high_precision"}
 FP32_BLOCK = BlockScaling(power_of_two=False)
@@ -294,6 +304,24 @@ def test_a_rank_loads_its_own_experts(rng: np.random.Generator, tmp_path: Path) 
         if layout is not None:
             pairs = dict(expert_tensors(model(rank), layout, prefix="model.", first=1))  # type: ignore[arg-type]
             assert pairs.keys() == {name for name in drawn.tensors if not name.startswith(f"{PATH}.0.")}
+
+
+@pytest.mark.parametrize("weights", ["values", "codes"])
+def test_parameters_that_fit_stay_the_same(weights: Any, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Values go into values and codes into codes, biases too: an optimizer that was created before trains them."""
+    drawn = published.gpt_oss(rng)
+    wanted, _ = loaded(drawn, BlockScaling(), tmp_path, weights=weights)
+    with quantized_parameters(BlockScaling()) if weights == "codes" else nullcontext():
+        experts = mlp(BlockScaling(), drawn)
+    before, optimizer = [*experts.parameters()], octavo_torch.AdamW(experts.parameters(), lr=0.1)
+    load_experts(model(experts), tmp_path, prefix="model.", weights=weights)
+    assert all(one is other for one, other in zip(before, experts.parameters(), strict=True))
+    x = torch.randn(12, K, dtype=torch.bfloat16)
+    sizes = [12, *[0] * (E - 1)]
+    assert torch.equal(experts(x, sizes), wanted(x, sizes))
+    experts(x, sizes).sum().backward()
+    with pytest.raises(ValueError, match="was changed after this optimizer had written it"):
+        optimizer.step()
 
 
 def test_a_module_without_memory_is_filled(rng: np.random.Generator, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rank_work.data_parallel import coded_steps, delayed_gradients, refusals, scales
+from rank_work.data_parallel import coded_steps, delayed_gradients, main_grads, refusals, scales
 from ranks import Ranks
 
 
@@ -20,6 +20,15 @@ def test_a_wrapper_that_would_miss_them_is_refused(ranks: Ranks) -> None:
         assert "DistributedDataParallel(static_graph=True)" in static
         assert len(fsdp) == 2
         assert all("weight1 is sharded and delay_wgrad is True" in told for told in fsdp)
+
+
+def test_main_grad_that_nobody_reduces_is_refused(ranks: Ranks) -> None:
+    """DDP would reduce the zeros that stand for it, and ranks would train apart; what it does not reduce is allowed."""
+    for *refused, unsynced, ignored in ranks(main_grads):
+        assert len(refused) == 3
+        assert all("DistributedDataParallel, which reduces .grad, where zeros stand for" in told for told in refused)
+        assert unsynced is None
+        assert ignored is None
 
 
 def test_delayed_scaling_sees_the_rows_of_all_ranks(ranks: Ranks) -> None:

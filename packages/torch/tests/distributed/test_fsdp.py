@@ -15,6 +15,7 @@ from rank_work.fsdp import (
     poison,
     train_all_dims,
     train_compiled,
+    train_tied,
     train_ways,
 )
 from ranks import WORLD, Ranks
@@ -52,6 +53,13 @@ def test_ways_of_training_change_no_bit(ranks: Ranks) -> None:
     for answer in ranks(train_ways):
         assert len(answer) == 5
         assert all(all(equal) for equal in answer.values()), answer
+
+
+def test_tied_weights_stay_tied(ranks: Ranks) -> None:
+    """quantize_before_gather keeps one parameter where two layers have one, and its bits are those of one process."""
+    for answer in ranks(train_tied):
+        assert len(answer) == 2 * 2 + 3  # of two steps, and three parameters
+        assert all(answer), answer
 
 
 def test_compiled_layers_read_gathered_codes(ranks: Ranks) -> None:

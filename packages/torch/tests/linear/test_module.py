@@ -129,6 +129,20 @@ def test_meta_device_is_made_real_by_reset_parameters() -> None:
     assert layer.weight.abs().max() <= K**-0.5
 
 
+def test_buffers_have_values_after_to_empty(rng: object) -> None:
+    """A checkpoint of parameters alone, loaded into a module from the meta device: results are those of a module that
+    was created here, and no scale or seed is whatever was in memory."""
+    for recipe in (DELAYED, NVFP4()):
+        here = GroupedLinear(G, K, N, recipe=recipe, dtype=torch.bfloat16, seed=5)
+        layer = GroupedLinear(G, K, N, recipe=recipe, dtype=torch.bfloat16, seed=5, device="meta")
+        memory = [torch.full_like(buffer, 77) for _, buffer in here.named_buffers()]
+        del memory  # which to_empty may get
+        layer.to_empty(device="cpu")
+        layer.load_state_dict({"weight": here.weight.detach()}, strict=False)
+        for name, buffer in here.named_buffers():
+            assert torch.equal(layer.get_buffer(name), buffer), name
+
+
 def test_every_backward_rounds_with_its_own_seed(rng: object) -> None:
     """The counter moves by one a backward, forward alone moves nothing (faults.md 40)."""
     layer = make(NVFP4())

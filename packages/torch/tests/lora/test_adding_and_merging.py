@@ -65,6 +65,23 @@ def test_merged_weights(name: str, per_group: bool, rng: np.random.Generator) ->
         assert not torch.equal(after, before[key])
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_tied_weights_are_not_merged(both: bool, rng: np.random.Generator) -> None:
+    """The other layer would get the sum, too. One module in two places is merged once."""
+    layers = torch.nn.ModuleList([made("GroupedLinear", recipe=None) for _ in "ab"])
+    layers[1].weight = layers[0].weight
+    add_lora(layers, 8, filter=None if both else "0")
+    randomize(layers)
+    before = layers[0].weight.detach().clone()
+    with pytest.raises(ValueError, match=r"0\.weight is tied: 0\.weight and 1\.weight are one parameter"):
+        merge_lora(layers)
+    assert torch.equal(layers[0].weight, before)
+    twice = torch.nn.ModuleList([layers[0], layers[0]])
+    delta = layers[0].lora.delta_weight()  # type: ignore[operator, union-attr]
+    assert merge_lora(twice) == ("0.lora",)
+    assert torch.equal(layers[0].weight, (before.float() + delta).to(before.dtype))
+
+
 @pytest.mark.parametrize("recipe", ["fp8-block", "nvfp4"])
 @pytest.mark.parametrize("name", MODULES)
 def test_codes_are_not_merged(name: str, recipe: str, rng: np.random.Generator) -> None:

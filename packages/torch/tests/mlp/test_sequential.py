@@ -11,6 +11,7 @@ import pytest
 import torch
 from float64_sums import assert_sums
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from octavo import MXFP8, NVFP4, BlockScaling, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, activate, update_scales
@@ -108,6 +109,20 @@ def test_it_says_what_it_fused(rng: np.random.Generator) -> None:
     watched = experts(MXFP8())
     watched.operations[0].register_forward_hook(lambda *_: None)
     assert "a module has hooks" in watched.explain(x, SIZES)
+
+
+def test_hooks_of_all_modules_are_called(rng: np.random.Generator) -> None:
+    """torch registers hooks for every module there is, as its FlopCounterMode does: no layer is left out."""
+    x, model, called = torch.randn(M, K).bfloat16(), experts(MXFP8()), list[str]()
+    expected = model(x, SIZES)
+    hook = register_module_forward_pre_hook(lambda module, _: called.append(type(module).__name__))
+    try:
+        assert "a module has hooks" in model.explain(x, SIZES)
+        called.clear()
+        assert torch.equal(model(x, SIZES), expected)
+    finally:
+        hook.remove()
+    assert called == ["Sequential", "GroupedLinear", "Activation", "GroupedLinear"]
 
 
 class Twice(Activation):

@@ -262,6 +262,18 @@ def test_casting_leaves_the_bias_for_choosing_alone(way: str, rng: np.random.Gen
     assert layer.choice_bias.dtype is torch.float32
 
 
+def test_the_bias_for_choosing_has_values_after_to_empty() -> None:
+    """Zeros where a checkpoint has none; those of a module that has values stay where it is moved."""
+    layer = MoE(E, K, F, C, recipe=DelayedScaling(history=4), choice_bias=True, device="meta")
+    memory = torch.full((E,), 77.0)
+    del memory  # which to_empty may get
+    layer.to_empty(device="cpu")
+    assert not layer.choice_bias.any()
+    assert bool((layer.encode_scale == 1).all())
+    layer.choice_bias += 1
+    assert bool((layer.cpu().bfloat16().choice_bias == 1).all())
+
+
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_state_dict_that_was_cast_leaves_buffers_wide(assign: bool) -> None:
     """A checkpoint in bf16 gives the buffers values and not its dtype, in which small steps of the bias are lost."""

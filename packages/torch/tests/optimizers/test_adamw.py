@@ -265,6 +265,66 @@ def test_a_grad_that_no_layer_has_added_is_added(rng: np.random.Generator) -> No
     assert torch.equal(optimizer.state[parameter]["exp_avg"], expected * (1 - 0.9))
 
 
+def test_a_frozen_parameter_with_main_grad_is_not_stepped(rng: np.random.Generator) -> None:
+    """Its zeros are no gradient, for which the weight would decay; what was added before it was frozen is stepped with,
+    as a `.grad` would be, and training goes on where it is thawed."""
+    layer = GroupedMLP(G, K, F, recipe="fp8-block", dtype=torch.bfloat16, backend=REFERENCE, main_grad="accumulate")
+    optimizer = AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
+    for one in (layer.weight1, layer.weight2):
+        one.main_grad = torch.zeros_like(one, dtype=torch.float32)  # type: ignore[attr-defined]
+    changed = []
+    for frozen in (False, True, True, False):
+        before = layer.weight1.detach().clone()
+        layer.weight1.requires_grad_(not frozen)
+        backward(layer)
+        assert len(optimizer.gradients()) == 2 - frozen
+        optimizer.step()
+        optimizer.zero_grad()
+        changed.append(not torch.equal(layer.weight1, before))
+    assert changed == [True, False, False, True]
+    assert optimizer.state[layer.weight1]["step"] == 2
+    backward(layer)
+    layer.weight1.requires_grad_(False)
+    assert len(optimizer.gradients()) == 2
+
+
+@pytest.mark.parametrize("order", ["together", "layer first", "layer last"])
+def test_what_other_operations_add_beside_main_grad_counts(order: str, rng: np.random.Generator) -> None:
+    """A penalty on a weight whose gradient a layer writes to main_grad: both are stepped with, once."""
+    layer = GroupedMLP(G, K, F, recipe="fp8-block", dtype=torch.bfloat16, backend=REFERENCE, main_grad="accumulate")
+    optimizer, weight = AdamW(layer.parameters()), layer.weight1
+    for one in (weight, layer.weight2):
+        one.main_grad = torch.zeros_like(one, dtype=torch.float32)  # type: ignore[attr-defined]
+    x, factor = torch.randn(M, K).bfloat16(), torch.randn(weight.shape).bfloat16()
+    alone = layer(x, SIZES).float().square().sum()
+    alone.backward(retain_graph=True)
+    expected = weight.main_grad + factor.float()  # type: ignore[attr-defined]
+    optimizer.zero_grad()
+    penalty = (weight * factor).sum()
+    parts = {"together": [alone + penalty], "layer first": [alone, penalty], "layer last": [penalty, alone]}
+    for loss in parts[order]:
+        loss.backward()
+    assert torch.equal(optimizer.gradients()[0], expected)
+    assert torch.equal(optimizer.gradients()[0], expected)
+
+
+def test_a_scheduler_goes_on_from_a_saved_state() -> None:
+    """Schedulers keep numbers in groups: made with `last_epoch` they read them from the state that was loaded."""
+    made = []
+    for saved in (None, {}):
+        optimizer = AdamW([nn.Parameter(torch.ones(3))], lr=0.5)
+        if saved is not None:
+            optimizer.load_state_dict(made[0].state_dict())
+        last = -1 if saved is None else 2
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step), last_epoch=last)
+        for _ in range(3 if saved is None else 1):
+            optimizer.step()
+            scheduler.step()
+        made.append(optimizer)
+    assert [optimizer.param_groups[0]["initial_lr"] for optimizer in made] == [0.5, 0.5]
+    assert [optimizer.param_groups[0]["lr"] for optimizer in made] == [0.5 / 4, 0.5 / 5]
+
+
 @pytest.mark.parametrize("capturable", [False, True])
 def test_grad_scaler_unscales_and_skips(capturable: bool, rng: np.random.Generator) -> None:
     """As without a scaler for powers of two; an infinity changes no bit of parameter and state, and the count stays."""

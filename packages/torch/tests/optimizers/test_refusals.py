@@ -197,6 +197,23 @@ def test_gradients_and_options_that_do_not_fit_change_nothing() -> None:
     assert not any(state["step"] for state in optimizer.state.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_parameter_that_was_cast_has_no_master(dtype: torch.dtype) -> None:
+    """It would be stepped in the narrow dtype, although masters are float32; of bf16 masters it may be one."""
+    for master_dtype in (torch.float32, torch.bfloat16):
+        layer = nn.Linear(8, 4)
+        optimizer = AdamW(layer.parameters(), master_dtype=master_dtype)
+        layer.to(dtype)
+        before = copy.deepcopy(layer.state_dict())
+        layer(torch.ones(2, 8, dtype=dtype)).sum().backward()
+        if dtype is master_dtype:
+            optimizer.step()
+            continue
+        with pytest.raises(ValueError, match=r"params\[0\]\[0\] was cast to b?float16 after"):
+            optimizer.step()
+        assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
 def written(parameter: Tensor, values: Tensor) -> None:
     with torch.no_grad():
         parameter.copy_(values)

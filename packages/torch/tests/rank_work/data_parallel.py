@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from octavo import MXFP8, DelayedScaling
 from octavo_torch import GroupedLinear, GroupedMLP, MasterWeights, quantized_parameters
@@ -71,6 +72,41 @@ def refusals() -> list[str]:
         except ValueError as error:
             told.append(str(error))
     return told
+
+
+def main_grads() -> list[str | None]:
+    """What DDP around a layer with main_grad raises: as it is, with weights that are codes, where activation
+    checkpointing runs the layer without a gradient first; in no_sync(), in evaluation, and where it ignores the weight.
+    """
+
+    def made(coded: bool = False, ignore: bool = False) -> Any:
+        how = {"dtype": torch.bfloat16, "device": device(), "main_grad": "accumulate", "bias": True}
+        with quantized_parameters(MXFP8()) if coded else nullcontext():
+            layer = GroupedLinear(G, K, N, recipe=MXFP8(), **how)
+        if coded:
+            layer.masters = MasterWeights(layer)
+        else:
+            layer.weight.main_grad = torch.zeros_like(layer.weight, dtype=torch.float32)
+        if ignore:
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layer, ["weight"])
+        return DistributedDataParallel(layer, init_sync=not coded)
+
+    def told(model: Any, synced: bool = True, recomputed: bool = False) -> str | None:
+        x = rows(0, K).requires_grad_()
+        try:
+            with nullcontext() if synced else model.no_sync():
+                if recomputed:
+                    plain = model.module.forward
+                    model.module.forward = lambda *args: checkpoint(plain, *args, use_reentrant=True)
+                model(x, sizes_of(SIZES)).sum().backward()
+        except ValueError as error:
+            return str(error)
+        return None
+
+    refused = [told(made()), told(made(coded=True)), told(made(), recomputed=True)]
+    with torch.no_grad():
+        made().eval()(rows(0, K), sizes_of(SIZES))
+    return [*refused, told(made(), synced=False), told(made(ignore=True))]
 
 
 def scales() -> list[bool]:

@@ -143,6 +143,25 @@ def train_ways() -> dict[str, list[bool]]:
     return found
 
 
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = layer_of(BlockScaling()), layer_of(BlockScaling())
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = sizes_of(SIZES)
+        return self.second(self.first(x, sizes), sizes)
+
+
+def train_tied() -> list[bool]:
+    """The weight's gradient is the sum of both layers'."""
+    plain, shards = Tied(), sharded(Tied(), 0)
+    return same(norms_aside(steps(shards, shards)), norms_aside(steps(plain, plain)))
+
+
 def held_by(saved: list[Tensor]) -> int:
     """Bytes of what autograd has saved; the memory of a wrapper is that of what is in it."""
     planes = [plane for t in saved for plane in (pytree.tree_leaves(t.codes) if type(t) is CodedWeight else [t])]

@@ -79,6 +79,14 @@ def weight_of(layer: RecipeModule, codes: GroupedTensor, dtype: torch.dtype, num
     return CodedWeight(codes, layer.recipe, dtype, interleave_of(layer, number))
 
 
+@torch.no_grad()
+def write_into(parameter: CodedWeight, weight: CodedWeight) -> None:
+    """The codes of `weight` into a parameter, which an optimizer may hold."""
+    if parameter.codes.spec != weight.codes.spec:  # in layouts of another backend than the present one
+        parameter.data = weight
+    parameter.copy_(weight)
+
+
 def to_tensors(name: str, codes: GroupedTensor) -> dict[str, Tensor]:
     """The planes by name; shared planes appear once."""
     payloads, scales = plane_names(codes.spec.quantizer)

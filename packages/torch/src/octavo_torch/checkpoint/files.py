@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +76,9 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
 def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["same", "any"] = "same") -> None:
     """Load a file that `save_checkpoint` wrote into `module`; file and module must have the same arrays.
 
-    Weights that were saved as codes become CodedWeight parameters with exactly these codes, which take no gradient.
-    Digest, shape and dtype of every array are checked, and that scales are finite and positive.
+    Weights that were saved as codes become CodedWeight parameters with exactly these codes, which take no gradient. A
+    parameter that is a CodedWeight already gets the codes in place: an optimizer or a MasterWeights that has it goes on
+    with it. Digest, shape and dtype of every array are checked, and that scales are finite and positive.
 
     recipes   "same": each grouped layer must have the recipe that it was saved with; "any": values may be loaded for
               another recipe, codes may not
@@ -115,9 +116,14 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
         if name in state and state[name].is_meta:
             raise ValueError(f"{name} is on the meta device, where loading does nothing; call module.to_empty first")
     _load(module, tensors, coded.keys())
+    made: dict[Tensor, nn.Parameter] = {}  # of weights that are tied one
     for name, weight in coded.items():
         layer, parameter, _ = weights[name]
-        layer._parameters[parameter] = nn.Parameter(weight, requires_grad=False)
+        present = cast(nn.Parameter, layer._parameters[parameter])
+        if isinstance(present, CodedWeight):
+            codes.write_into(present, weight)
+        else:
+            layer._parameters[parameter] = made.setdefault(present, nn.Parameter(weight, requires_grad=False))
 
 
 def digest(value: Tensor) -> str:

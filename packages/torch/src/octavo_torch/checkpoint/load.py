@@ -14,12 +14,13 @@ from octavo import GroupedTensorSpec
 from octavo_torch.arrays.checks import brief, check_device, check_flag, check_module, check_path
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.interleaving import from_halves
-from octavo_torch.checkpoint.codes import interleave_of, weight_of
+from octavo_torch.checkpoint.codes import interleave_of, weight_of, write_into
 from octavo_torch.checkpoint.experts import check_names
 from octavo_torch.checkpoint.formats.blocks import MXFP4, pack
 from octavo_torch.checkpoint.formats.places import Matrices, find, path_of
 from octavo_torch.checkpoint.formats.planes import Planes
 from octavo_torch.checkpoint.formats.source import Source
+from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.mlp.packed_weight import PackedWeight
 
@@ -51,8 +52,9 @@ def load_experts(
     device    of the loaded weights; None: where the module's are
 
     Returns the planes that do not hold the file's values, and how many of their elements differ: nothing where `exact`.
-    Parameters keep `requires_grad`, except packed ones. Everything is read and checked before any weight is replaced; a
-    module on the meta device has no others in memory meanwhile. Needs the package safetensors, executes nothing of the
+    Parameters keep `requires_grad`, except packed ones, and are the same ones as before where the file's values or
+    codes fit into them. Everything is read and checked before any weight is replaced; a module on the meta device has
+    no others in memory meanwhile. Needs the package safetensors, executes nothing of the
     file, and opens no file outside of its folder. Raises ValueError for a file that is damaged or does not fit
     `module`.
     """
@@ -85,11 +87,23 @@ def load_experts(
             if of_bias is not None:
                 loaded[name, bias] = of_bias
     for (name, parameter), value in loaded.items():
-        layer, old = found[name], found[name]._parameters[parameter]
-        assert old is not None
-        trained = old.requires_grad and not isinstance(value, PackedWeight)
-        layer._parameters[parameter] = nn.Parameter(value, requires_grad=trained)
+        _put(found[name], parameter, value)
     return changed
+
+
+def _put(layer: Experts, name: str, value: Tensor) -> None:
+    """`value` into the parameter that is there, which an optimizer may hold; or in its place, where it is another kind
+    of weight, or elsewhere."""
+    old = layer._parameters[name]
+    assert old is not None
+    kinds = {type(one) for one in (old, value) if isinstance(one, CodedWeight | PackedWeight)}
+    if old.device == value.device and not kinds:
+        old.copy_(value)
+    elif old.device == value.device and isinstance(old, CodedWeight) and isinstance(value, CodedWeight):
+        write_into(old, value)
+    else:
+        trained = old.requires_grad and not isinstance(value, PackedWeight)
+        layer._parameters[name] = nn.Parameter(value, requires_grad=trained)
 
 
 _Rounded = dict[str, tuple[int, str]]

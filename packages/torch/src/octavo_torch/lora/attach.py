@@ -81,8 +81,9 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
     """Add to each weight what its adapter stands for, in place, and remove the adapters; returns their names.
 
     Weights are rounded once to their dtype, so there is no way back: keep the adapters' state dict for that. Raises
-    ValueError, before anything has changed, where there are no adapters, for weights that are computed, and
-    for those that are codes alone, of which `GroupedLoRA.merged_weight` makes values.
+    ValueError, before anything has changed, where there are no adapters, for weights that are computed, for those that
+    another module in `module` has, too, and for those that are codes alone, of which `GroupedLoRA.merged_weight` makes
+    values.
     """
     check_module(module)
     found = [
@@ -105,6 +106,7 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
                 f"{_place(name, weight)} is not a parameter of its module: a parametrization or pruning computes it, "
                 "and would lose the sum; remove that first"
             )
+    _check_apart(module, found)
     for _, layer, weight, child in found:
         adapter = layer._modules[child]
         assert isinstance(adapter, GroupedLoRA)  # as found
@@ -118,6 +120,24 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
                 target.copy_(value)
         delattr(layer, child)
     return tuple(_place(name, child) for name, _, _, child in found)
+
+
+def _check_apart(module: nn.Module, found: Sequence[tuple[str, Layer, str, str]]) -> None:
+    """ValueError where a weight is tied to another one, which would get the sum of an adapter that is not its own."""
+    owners: dict[Tensor, list[str]] = {}
+    for place, part in module.named_modules():
+        for parameter_name, parameter in part._parameters.items():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append(_place(place, parameter_name))
+    for name, layer, weight, _ in found:
+        whole = layer.of_all_groups(weight)
+        assert whole is not None
+        for leaf in leaves_of(whole):
+            if len(owners[leaf]) > 1:
+                raise ValueError(
+                    f"{_place(name, weight)} is tied: {' and '.join(owners[leaf])} are one parameter, and all of them "
+                    "would get the sum; give the layer a parameter of its own first, or keep the adapter"
+                )
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, Layer]]:

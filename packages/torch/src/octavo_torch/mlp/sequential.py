@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from octavo_registry.contract.cards import GATED
 from octavo_torch.arrays.per_group import Weights
@@ -208,6 +209,8 @@ def _why_not_fused(operations: tuple[nn.Module, ...]) -> str | None:
         return f"{activation.activation} reads {width} features and the layer before it makes {first.out_features}"
     if any(layer._modules for layer in (first, second)):
         return "a layer has adapters, which add to its result"
+    if bool(first.probes) is not bool(second.probes):
+        return "one of the layers is observed, and a fused run counts in both or in none"
     if any(_is_watched(operation) for operation in operations):
         return "a module has hooks, or a forward of its own, which a fused run would not call"
     return ""
@@ -216,7 +219,11 @@ def _why_not_fused(operations: tuple[nn.Module, ...]) -> str | None:
 def _is_watched(module: nn.Module) -> bool:
     # accelerate, among others, puts a function in the place of one module's forward
     return "forward" in module.__dict__ or bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _has_any_global_hook()  # type: ignore[no-untyped-call]  # of all modules, as FlopCounterMode has
     )
 
 

@@ -132,6 +132,14 @@ class MoE(Experts):
         """Parameters uniform in +-1 / sqrt(their inputs), as torch.nn.Linear's; the bias for choosing 0."""
         super().reset_parameters()
         nn.init.uniform_(self.router, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
+        self._reset_choice_bias()
+
+    def start_buffers(self) -> None:
+        """As RecipeModule's; the bias for choosing is 0."""
+        super().start_buffers()
+        self._reset_choice_bias()
+
+    def _reset_choice_bias(self) -> None:
         if "choice_bias" in self._buffers:
             self.choice_bias.zero_()
 

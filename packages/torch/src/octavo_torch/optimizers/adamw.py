@@ -11,10 +11,17 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from octavo_torch.arrays.checks import brief
-from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_main_grad, local_of
+from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_gradient, has_main_grad, local_of
 from octavo_torch.optimizers.group import OPTIONS, Group, check_group, check_positive, check_rate_device
 from octavo_torch.optimizers.saved import checked_state_dict
-from octavo_torch.optimizers.state import State, check_parameter, load_entry, new_state, write_parameter
+from octavo_torch.optimizers.state import (
+    State,
+    check_own_master,
+    check_parameter,
+    load_entry,
+    new_state,
+    write_unless_there,
+)
 from octavo_torch.optimizers.stepping import Found, Member, step_on_device, step_on_host
 from octavo_torch.optimizers.written import Versions, check_unchanged, note
 
@@ -28,8 +35,9 @@ class AdamW(Optimizer):
     nothing from the host where `capturable` is True.
 
     Gradients are read from `main_grad` where a parameter has it, else from `.grad`, in fp32, bf16 or fp16. `zero_grad`
-    zeroes `main_grad` in place. Gradients that are not finite make the parameter NaN, as in torch.optim.AdamW, and a
-    block of 128 with it where moments are in 8 bits. States are made with the optimizer, and loaded in place.
+    zeroes `main_grad` in place; such zeros are no gradient of a frozen parameter, which is not stepped. Gradients that
+    are not finite make the parameter NaN, as in torch.optim.AdamW, and a block of 128 with it where moments are in 8
+    bits. States are made with the optimizer, and loaded in place.
     """
 
     _step_supports_amp_scaling = True
@@ -112,14 +120,15 @@ class AdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        members = [member for member in self._members() if _has_gradient(member.parameter)]
+        members = [member for member in self._members() if has_gradient(member.parameter)]
         for group in self.param_groups:
             check_group(group)
         for member in members:
             check_gradient(member.name, member.parameter)
             check_rate_device(member.group, member.name, member.parameter)
-            master = self.state[member.parameter].get("master")
-            check_unchanged(member.name, member.parameter, master, self._versions())
+            state = self.state[member.parameter]
+            check_own_master(member.name, member.parameter, state, member.group["master_dtype"])
+            check_unchanged(member.name, member.parameter, state.get("master"), self._versions())
         found = self._found(members)
         for group in self.param_groups:
             of_group = [member for member in members if member.group is group]
@@ -133,7 +142,8 @@ class AdamW(Optimizer):
 
     def gradients(self) -> list[Tensor]:
         """What the next step reads, for whoever reduces, clips or inspects it: buffers `main_grad`, and `.grad`."""
-        found = (gradient_of(member.name, member.parameter) for member in self._members())
+        members = [member for member in self._members() if has_gradient(member.parameter)]
+        found = (gradient_of(member.name, member.parameter) for member in members)
         return [grad for grad in found if grad is not None]
 
     @torch.no_grad()
@@ -228,7 +238,7 @@ class AdamW(Optimizer):
         with torch.no_grad():
             for parameter, values in masters.items():
                 local_of(self.state[parameter]["master"]).copy_(local_of(values))
-                write_parameter(parameter, self.state[parameter])
+                write_unless_there(parameter, self.state[parameter])
                 self._note(parameter)
 
     def _found(self, members: list[Member]) -> Found:
@@ -244,7 +254,3 @@ class AdamW(Optimizer):
                 "with bfloat16 and without a GradScaler, or without main_grad"
             )
         return Found(None if scale is None else torch.ones_like(scale) / scale, skip != 0)
-
-
-def _has_gradient(parameter: Tensor) -> bool:
-    return has_main_grad(parameter) or parameter.grad is not None

@@ -8,7 +8,9 @@ from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
+from octavo_torch.arrays.zero_gradient import ZeroGradient
 from octavo_torch.distributed.fsdp.shard import WeightShard
+from octavo_torch.wgrad.main_grad import ZEROS_BESIDE
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -25,23 +27,38 @@ def has_main_grad(parameter: Tensor) -> bool:
     return getattr(parameter, "main_grad", None) is not None
 
 
+def has_gradient(parameter: Tensor) -> bool:
+    """Whether a step reads one: a `main_grad` that no layer has added to since `zero_grad` is none where the parameter
+    is frozen, whose weight would decay."""
+    added = parameter.requires_grad or getattr(parameter, "grad_added_to_main_grad", False)
+    return parameter.grad is not None or (has_main_grad(parameter) and added)
+
+
 @torch.no_grad()
 def gradient_of(name: str, parameter: Tensor) -> Tensor | None:
     """The gradient as the step reads it, in the parameter's shape on this rank; None where there is none.
 
-    It is `main_grad` where the parameter has it. A `.grad` beside it that no layer has added, see
-    `grad_added_to_main_grad`, is added first and becomes None, as Megatron's DistributedDataParallel does. Raises
-    ValueError for a gradient that does not fit.
+    It is `main_grad` where the parameter has it. What no layer has added to it of a `.grad` beside it is added first,
+    and `.grad` becomes None, as in Megatron's DistributedDataParallel. Raises ValueError for a gradient that does not
+    fit.
     """
     main, grad = getattr(parameter, "main_grad", None), parameter.grad
     if main is None:
         return None if grad is None else _checked(f"{name}.grad", grad, parameter)
     buffer = _checked(f"{name}.main_grad", main, parameter)
     if grad is not None:
-        if not getattr(parameter, "grad_added_to_main_grad", False):
+        if _is_more(parameter, grad):
             buffer.add_(_checked(f"{name}.grad", grad, parameter))
         parameter.grad = None
     return buffer
+
+
+def _is_more(parameter: Tensor, grad: Tensor) -> bool:
+    """Whether `.grad` has something that `main_grad` lacks: a layer has not added it, or other operations that read
+    the parameter have added to the zeros that a layer leaves there."""
+    if not getattr(parameter, "grad_added_to_main_grad", False):
+        return True
+    return getattr(parameter, ZEROS_BESIDE, False) and not (isinstance(grad, ZeroGradient) and not grad.is_written)
 
 
 def check_gradient(name: str, parameter: Tensor) -> None:

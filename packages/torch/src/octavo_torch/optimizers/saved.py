@@ -12,6 +12,9 @@ from octavo_torch.optimizers.group import OPTIONS, UNSERVED, Group, check_group
 from octavo_torch.optimizers.state import State, checked_entry
 from octavo_torch.optimizers.stepping import Member, States
 
+_OF_TORCH = (*UNSERVED, "foreach", "fused", "decoupled_weight_decay")
+"""Options of torch.optim.AdamW's groups that say nothing to this one."""
+
 
 def checked_state_dict(
     state_dict: object, present: Sequence[Group], members: Iterable[Member], states: States
@@ -49,7 +52,9 @@ def checked_state_dict(
                 "changes gradients, and AdamW's the parameters alone; give the state of a torch.optim.AdamW"
             )
         rest = {key: value for key, value in group.items() if key not in OPTIONS}
-        groups.append({**rest, **kept, "params": entry["params"]})
+        # schedulers keep numbers in groups, and read them again when a run goes on
+        more = {key: value for key, value in entry.items() if key not in _OF_TORCH and key != "param_names"}
+        groups.append({**rest, **more, **kept, "params": entry["params"]})
         numbers += entry["params"]
     unknown = [key for key in entries if key not in numbers]
     if unknown:

@@ -36,6 +36,11 @@ def values_of(weight: CodedWeight) -> Tensor:
     return from_halves(values, weight.interleave) if weight.interleave else values
 
 
+def stands_for(weight: CodedWeight, master: Tensor) -> bool:
+    """Whether the codes' values are the master's: those of a file, say, for which quantizing gives other codes."""
+    return torch.equal(values_of(weight).to(master.dtype), master)
+
+
 def check_parameter(name: str, parameter: Tensor, master_dtype: torch.dtype, state_bits: int) -> None:
     """Raises ValueError for a parameter that cannot be stepped in this way."""
     if parameter.dtype not in DTYPE_NAMES or parameter.layout is not torch.strided:
@@ -54,6 +59,15 @@ def check_parameter(name: str, parameter: Tensor, master_dtype: torch.dtype, sta
                 f"{name} is sharded along its last axis, where 8-bit states have blocks of 128; shard another axis, or "
                 "make state_bits 32"
             )
+
+
+def check_own_master(name: str, parameter: Tensor, state: State, master_dtype: torch.dtype) -> None:
+    """Raises ValueError for a parameter that was its own master, and was cast to a dtype that needs one since."""
+    if "master" not in state and parameter.dtype is not torch.float32 and parameter.dtype is not master_dtype:
+        raise ValueError(
+            f"{name} was cast to {name_of(parameter.dtype)} after this optimizer was created, so it has no master in "
+            f"{name_of(master_dtype)}; cast the model first, and create the optimizer then"
+        )
 
 
 def new_state(parameter: Tensor, master_dtype: torch.dtype, state_bits: int, capturable: bool) -> State:
@@ -112,12 +126,18 @@ def checked_entry(name: str, saved: object, present: State) -> State | None:
     return entry
 
 
+def write_unless_there(parameter: Tensor, state: State) -> None:
+    """`write_parameter`, where codes do not stand for the master already."""
+    if not (isinstance(parameter, CodedWeight) and stands_for(parameter, state["master"])):
+        write_parameter(parameter, state)
+
+
 @torch.no_grad()
 def load_entry(entry: State | None, parameter: Tensor, present: State, new: State) -> None:
     """A checked state into the present one, at its addresses; `new` for an empty one. Then the parameter is written."""
     for key, value in present.items():
         local_of(value).copy_(local_of((new if entry is None else entry)[key]))
-    write_parameter(parameter, present)
+    write_unless_there(parameter, present)
 
 
 def _check_like(name: str, saved: object, present: Tensor) -> None:

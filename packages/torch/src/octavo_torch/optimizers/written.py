@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.optimizers.gradients import local_of
-from octavo_torch.optimizers.state import values_of
+from octavo_torch.optimizers.state import stands_for, values_of
 
 Versions = dict[Tensor, tuple[int, int]]
 """Of each parameter with a master, when the two last agreed: the versions, by which torch counts changes in place, of
@@ -65,6 +65,8 @@ def _has_version(there: Tensor) -> bool:
 def _stands_for(master: Tensor, there: Tensor) -> bool:
     if not isinstance(there, CodedWeight):
         return _same(there, master.to(there.dtype))
+    if stands_for(there, master):
+        return True
     written, held = cast(CodedWeight, there.clone()), values_of(there)
     written.copy_(master)
     if _same(held, values_of(written)):

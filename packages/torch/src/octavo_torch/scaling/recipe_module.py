@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,8 @@ class RecipeModule(GroupParameters):
                               has the states of several layers. Forward and backward in training mode record;
                               `update_scales()` after a step computes the next scales. Casting the module leaves them
                               float32, and they are after loading a state dict of any dtype
+
+    A module on the meta device has them as before the first step after `to_empty`.
     """
 
     recipe: Recipe
@@ -129,6 +131,11 @@ class RecipeModule(GroupParameters):
             if self._stateful:
                 self.amax_history.zero_()
                 self.encode_scale.fill_(1.0)
+
+    def start_buffers(self) -> None:
+        """Every buffer's first values, where `to_empty` has given memory without any: a checkpoint of parameters alone
+        would leave scales that nobody has computed."""
+        self.reset_buffers()
 
     @property
     def seed(self) -> SeedCounter | None:
@@ -200,7 +207,10 @@ class RecipeModule(GroupParameters):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         wide = {name: self._buffers[name] for name in self._fp32_buffers if name in self._buffers}
+        meta = [name for name, buffer in self._buffers.items() if buffer is not None and buffer.is_meta]
         super()._apply(fn, recurse)
+        if meta and not any(cast(Tensor, self._buffers[name]).is_meta for name in meta):
+            self.start_buffers()
         for name, before in wide.items():
             after = self._buffers[name]
             # module.bfloat16() is meant for the parameters: these buffers are fp32 by definition

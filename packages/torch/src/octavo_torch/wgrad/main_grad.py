@@ -21,6 +21,11 @@ from octavo_torch.dispatch.layer import Rows, WgradFunction
 
 MainGrad = Literal["accumulate", "overwrite"]
 
+ZEROS_BESIDE = "grad_is_zeros_or_more"
+"""Attribute of a tensor whose gradient a layer of this package has written to `main_grad`: zeros stand for it in its
+`.grad`, where it then is nothing but these and what other operations have added. Layers of other libraries, which set
+`grad_added_to_main_grad`, too, may leave there memory that nobody has written."""
+
 _ALIGNMENT = 16
 """Bytes that a CUDA kernel stores at once: each row of a buffer starts at a multiple of them."""
 
@@ -72,6 +77,7 @@ def write_main_grad(
         # Megatron-FSDP makes the buffer for this backward in get_main_grad, and looks for it here afterwards
         leaf.main_grad = given  # type: ignore[attr-defined]
         leaf.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+        setattr(leaf, ZEROS_BESIDE, True)
     return zeros_for(leaves)
 
 

@@ -78,16 +78,31 @@ def target_for(
         check_mode(main_grad)
     if store is not None and not isinstance(store, DelayedWgrad):
         raise ValueError(f"delayed_wgrad is a {type(store).__name__}; give a DelayedWgrad, or None")
+    wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    # without a gradient while it trains: a pass of activation checkpointing, whose second one is outside of the wrapper
+    if wrapper is not None and main_grad is not None and (needs_grad or wrapper.training):
+        _check_reduced(wrapper, leaves_of(weight))
     if not needs_grad or (main_grad is None and store is None):
         return None
     if store is not None:
-        _check_data_parallel()
+        _check_not_unused(wrapper)
     return WgradTarget(weight, main_grad, store)
 
 
-def _check_data_parallel() -> None:
+def _check_reduced(wrapper: DistributedDataParallel, leaves: Sequence[Tensor]) -> None:
+    """Raises ValueError where a DistributedDataParallel reduces the zeros that stand for a gradient in main_grad."""
+    if not wrapper.require_backward_grad_sync:
+        return
+    if any(leaf is own and leaf.requires_grad for own in wrapper._module_parameters for leaf in leaves):
+        raise ValueError(
+            "main_grad was given inside DistributedDataParallel, which reduces .grad, where zeros stand for the "
+            "weight's gradient: every rank would step with its own; leave main_grad out, or stay inside no_sync() and "
+            "reduce all gradients yourself"
+        )
+
+
+def _check_not_unused(wrapper: DistributedDataParallel | None) -> None:
     """Raises ValueError inside a DistributedDataParallel that would treat the weight as unused."""
-    wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     for option in ("find_unused_parameters", "static_graph"):
         if getattr(wrapper, option, False):
             raise ValueError(

@@ -47,12 +47,15 @@ def quantize_before_gather(module: nn.Module) -> None:
                 f"{name} is codes alone, and FSDP2 shards values, which it gathers as codes; create the module outside "
                 "of quantized_parameters"
             )
+    tied: dict[Tensor, tuple[nn.Parameter, GatherState]] = {}
     for name, owner, number in weights:
         weight = owner._parameters[name]
         assert weight is not None
         if not isinstance(_local(weight), WeightShard):
-            state = GatherState(name, number)
-            owner._parameters[name] = nn.Parameter(_marked(weight.detach(), state), weight.requires_grad)
+            if weight not in tied:
+                state = GatherState(name, number)
+                tied[weight] = nn.Parameter(_marked(weight.detach(), state), weight.requires_grad), state
+            owner._parameters[name], state = tied[weight]
             # not on the parameter: FSDP2 replaces that while it is gathered
             owner.__dict__.setdefault(_STATES, {})[name] = state
 
