@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from octavo import Recipe
 from octavo.quantizer import Operand
-from octavo_torch.arrays.checks import brief, check_count, check_dtype
+from octavo_torch.arrays.checks import brief, check_count, check_device, check_dtype
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.moe.parallel.group import GRACE_SECONDS, ExpertGroup, ExpertRanks, expert_group
@@ -42,13 +42,15 @@ def explain_exchange(
     exchange: Exchange | None = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str | int | None = None,
 ) -> ExchangePlan:
     """What `moe_mlp(..., recipe=recipe, ep=, exchange=exchange)` does over so many ranks, for tokens of `dtype`.
 
-    ranks   how many, and nothing is sent; or `ep` itself: then every rank asks at once, the first time they tell each
-            other where they run, and the route is the one that they take
+    ranks    how many, and nothing is sent; or `ep` itself: then every rank asks at once, the first time they tell each
+             other where they run, and the route is the one that they take
+    device   where tokens are; None: on the current GPU, where there is one
 
-    Tokens are on the current GPU, where there is one. Raises ValueError for arguments that do not fit.
+    Raises ValueError for arguments that do not fit.
     """
     recipe = recipe_of(recipe)
     if not isinstance(ranks, dist.ProcessGroup | DeviceMesh):
@@ -56,9 +58,12 @@ def explain_exchange(
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
         raise ValueError(f"dtype is {brief(dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
     check_dtype(dtype)
+    check_device(device)
     options = check_exchange(exchange)
     number = ranks if isinstance(ranks, int) else ranks.size()
-    return _described(recipe, number, _route(ranks, options), options, dtype)
+    tokens_on = _device(device)
+    route = _route(ranks, options, tokens_on)
+    return _described(recipe, number, route, options, dtype, tokens_on)
 
 
 def explain_own_exchange(
@@ -70,10 +75,13 @@ def explain_own_exchange(
         "peer",
         f"peer memory, if each of {group.ranks} ranks reaches that of the others; the first forward finds out",
     )
-    return _described(recipe, group.ranks, route, options, like.dtype)
+    return _described(recipe, group.ranks, route, options, like.dtype, like.device)
 
 
-def _described(recipe: Recipe, ranks: int, route: Route, options: Exchange, dtype: torch.dtype) -> ExchangePlan:
+def _described(
+    recipe: Recipe, ranks: int, route: Route, options: Exchange, dtype: torch.dtype, device: torch.device
+) -> ExchangePlan:
+    on_gpu = device.type == "cuda"
     once = "once to each rank that has one of its experts"
     sums = options.returns == "sums"
     lines = (
@@ -88,8 +96,8 @@ def _described(recipe: Recipe, ranks: int, route: Route, options: Exchange, dtyp
             else f"every choice's row in {DTYPE_NAMES[dtype]}, summed at home in fp32 in the order of the choices",
         ),
         ("bits", _bits(recipe, options, dtype)),
-        ("overlap", _OVERLAP[route.name]),
-        ("faults", _FAULTS[route.name]),
+        ("overlap", _OVERLAP[route.name] if on_gpu else _NO_OVERLAP),
+        ("faults", _FAULTS[route.name if on_gpu else "collective"]),
     )
     return ExchangePlan(route.name, route.reason, lines)
 
@@ -99,6 +107,7 @@ _OVERLAP: dict[RouteName, str] = {
     "peer": "tokens are on their way while weights are quantized and rows get their places, dy while the activation is "
     "made again, and dx while the gradient of w1 is computed",
 }
+_NO_OVERLAP = "none: on a CPU the ranks wait for each message before they compute on"
 _FAULTS: dict[RouteName, str] = {
     "collective": "a rank whose call differs is named at once; a rank that has ended, or does not answer, "
     f"{GRACE_SECONDS:g} s after the group's timeout at the latest",
@@ -107,9 +116,15 @@ _FAULTS: dict[RouteName, str] = {
 }
 
 
-def _route(ranks: int | ExpertRanks, options: Exchange) -> Route:
+def _device(given: torch.device | str | int | None) -> torch.device:
+    """As tensors name it: with the number of the GPU, where there is one."""
+    here = torch.cuda.is_available()
+    device = torch.device(("cuda" if here else "cpu") if given is None else given)
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") and here else device
+
+
+def _route(ranks: int | ExpertRanks, options: Exchange, device: torch.device) -> Route:
     """That of a group, or what is known of it without one."""
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     static = options.rows is not None
     if not isinstance(ranks, int):
         group = expert_group(ranks)
