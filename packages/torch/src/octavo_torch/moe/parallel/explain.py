@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from octavo import Recipe
 from octavo.quantizer import Operand
-from octavo_torch.arrays.checks import brief, check_count, check_device, check_dtype
+from octavo_torch.arrays.checks import brief, check_count, check_dtype
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.moe.parallel.group import GRACE_SECONDS, ExpertGroup, ExpertRanks, expert_group
@@ -42,13 +42,13 @@ def explain_exchange(
     exchange: Exchange | None = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str | int | None = None,
+    device: torch.device | str | None = None,
 ) -> ExchangePlan:
     """What `moe_mlp(..., recipe=recipe, ep=, exchange=exchange)` does over so many ranks, for tokens of `dtype`.
 
     ranks    how many, and nothing is sent; or `ep` itself: then every rank asks at once, the first time they tell each
              other where they run, and the route is the one that they take
-    device   where tokens are; None: on the current GPU, where there is one
+    device   where tokens are, which need not be here; None: on the current GPU, where there is one
 
     Raises ValueError for arguments that do not fit.
     """
@@ -58,7 +58,6 @@ def explain_exchange(
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPE_NAMES:
         raise ValueError(f"dtype is {brief(dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
     check_dtype(dtype)
-    check_device(device)
     options = check_exchange(exchange)
     number = ranks if isinstance(ranks, int) else ranks.size()
     tokens_on = _device(device)
@@ -116,10 +115,16 @@ _FAULTS: dict[RouteName, str] = {
 }
 
 
-def _device(given: torch.device | str | int | None) -> torch.device:
-    """As tensors name it: with the number of the GPU, where there is one."""
+def _device(given: object) -> torch.device:
+    """As tensors name it: with the number of the GPU, where there is one. ValueError for what names no device."""
     here = torch.cuda.is_available()
-    device = torch.device(("cuda" if here else "cpu") if given is None else given)
+    name = given if given is not None else "cuda" if here else "cpu"
+    try:
+        device = torch.device(name) if isinstance(name, str) else name
+    except RuntimeError:
+        device = None
+    if not isinstance(device, torch.device):
+        raise ValueError(f"device is {brief(given)}; give a torch.device or its name, such as 'cuda'")
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") and here else device
 
 
