@@ -44,7 +44,10 @@ WORDS = (
     ),
     *("backends", "reason", "0123456789abcdef", "fedcba9876543210"),
 )
-SENTENCES = ("has the priority of torch-cudagraph, 100, and is made for eager calls, too", "k is 7170, and its cuda GEMMs take multiples")
+SENTENCES = (
+    "has the priority of torch-cudagraph, 100, and is made for eager calls, too",
+    "k is 7170, and its cuda GEMMs take multiples",
+)
 
 
 def on_a_terminal(code: str, width: int) -> str:

@@ -319,6 +319,22 @@ def test_why_says_what_ranks_exchange(run: Any, monkeypatch: pytest.MonkeyPatch)
         assert run(*question).code == 2
 
 
+@pytest.mark.parametrize(
+    ("op", "option", "sentence"),
+    [
+        ("fprop", ["--operand", "dy"], "--operand dy: fprop does not depend on it; leave it out"),
+        ("layer", ["--activation", "gelu"], "--activation gelu: layer does not depend on it"),
+        ("quantize", ["--norm", "layer"], "--norm layer: quantize does not depend on it"),
+        ("fprop", ["--arch", "9.0"], "--arch: got 9.0, and the device is a cpu, which has no compute capability"),
+    ],
+)
+def test_an_option_that_nothing_depends_on_is_refused(op: str, option: list[str], sentence: str, run: Any) -> None:
+    """The answer was to another question: that of `--arch 9.0` was about a cpu (sm_90)."""
+    ran = run("why", op, *WHY[2:], *option)
+    assert (ran.code, ran.out) == (2, "")
+    assert sentence in ran.err
+
+
 FUSED = frozenset({"quantize", "act_quantize", "dact_quantize", "fprop", "dgrad", "wgrad"})
 
 
