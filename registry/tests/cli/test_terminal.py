@@ -22,7 +22,7 @@ print_table(
     "fprop in mxfp8 for torch on cuda (sm_90), w as [G, K, N]",
     ("backend", "verdict", "from", "reason"),
     [
-        ("torch-native", "chosen", "octavo-torch-native 0.1.0", "has the priority of torch-cudagraph, 100, and is made for eager calls, too"),
+        ("torch-native", "chosen", "octavo-torch-native 0.1.0", "ranks above torch-reference by priority, 100 over 0"),
         ("torch-cudagraph", "refused", "octavo-torch-cudagraph 0.1.0", "k is 7170, and its cuda GEMMs take multiples"),
     ],
 )
@@ -45,7 +45,7 @@ WORDS = (
     *("backends", "reason", "0123456789abcdef", "fedcba9876543210"),
 )
 SENTENCES = (
-    "has the priority of torch-cudagraph, 100, and is made for eager calls, too",
+    "ranks above torch-reference by priority, 100 over 0",
     "k is 7170, and its cuda GEMMs take multiples",
 )
 

@@ -16,7 +16,6 @@ from octavo_registry.dispatch.match import match
 from octavo_registry.dispatch.preference import REST, Preference
 from octavo_registry.dispatch.untried import untried_words
 
-
 SERVES = "declares that it serves this"
 
 
@@ -26,7 +25,7 @@ class Candidate:
 
     place   where the preference puts it, lower first
     named   whether the preference names it; False without one
-    unfit   whether it is made for graph-safe requests and this is none, or the other way round
+    unfit   whether it is made for graph-safe requests and this is none, or vice versa
     """
 
     record: BackendRecord
