@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,16 @@ reason = "it calls the definition, which validates its arguments with pydantic o
 
 
 @pytest.fixture(scope="module")
-def never(suite: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def gaps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the honest quantizer is known for."""
+    file = tmp_path_factory.mktemp("gaps") / "gaps.toml"
+    file.write_text(GAPS)
+    return file
+
+
+@pytest.fixture(scope="module")
+def never(suite: Any, gaps: Path) -> Any:
     """Every test on a backend whose GEMMs are refused when they are bound."""
-    gaps = tmp_path_factory.mktemp("gaps") / "gaps.toml"
-    gaps.write_text(GAPS)
     return suite("--octavo-backend", "numpy-never", "--octavo-gaps", str(gaps), "--octavo-skips", "--tb=short")
 
 
@@ -50,14 +57,36 @@ def test_skips_are_listed_by_reason(never: Any) -> None:
     assert "the recipe is mxfp8" in never.output
 
 
-def test_a_narrow_card_is_tested_for_what_it_declares(suite: Any) -> None:
+def test_a_narrow_card_is_tested_for_what_it_declares(suite: Any, gaps: Path) -> None:
     """Row data alone, from float16 alone: the selection has neither, so tests are made for the card."""
-    run = suite("--octavo-backend", "numpy-narrow", "--tb=short")
+    run = suite("--octavo-backend", "numpy-narrow", "--octavo-gaps", str(gaps), "--tb=short")
     failed = [row["reason"] for row in run.report["rows"] if row["outcome"] == "failed"]
     assert not failed
     assert run.code == 0, run.output[-4000:]
     passed = {row["id"].partition("[")[0] for row in run.report["rows"] if row["outcome"] == "passed"}
     assert {"gemm::test_product_of_what_else_is_declared", "quantizer::test_bits_of_what_else_is_declared"} <= passed
+    # and like any other backend, in the dtype that it has
+    assert {"gemm::test_poisoned_out_is_overwritten", "gemm::test_long_odd_sums", "gemm::test_no_rows"} <= passed
+    assert {"bad_sizes::test_device_sizes_are_clamped_by_gemms", "properties::test_group_locality"} <= passed
+
+
+@pytest.mark.parametrize(
+    ("backend", "found"),
+    [
+        ("numpy-honest-block", set()),
+        ("numpy-no-accumulate-block", {"gemm::test_wgrad_accumulates"}),
+        ("numpy-no-scales-row", {"gemm::test_bias_is_scaled_by_row"}),
+    ],
+)
+def test_one_recipe_is_tested_like_any_other(backend: str, found: set[str], suite: Any, gaps: Path) -> None:
+    """The quick selection has accumulators, factors of a bias and long sums in MXFP8: a backend without it passed with
+    none of them tried, and a gradient that is not added was nobody's failure."""
+    tests = "accumulates or bias_is or long_sums or fp32_result or clamped or many_groups or odd_shapes"
+    run = suite("--octavo-backend", backend, "--octavo-gaps", str(gaps), "--tb=short", "-k", tests)
+    assert run.ids("failed") == found, run.output[-4000:]
+    everything = run.ids("passed") | run.ids("failed")
+    assert {"gemm::test_long_sums", "gemm::test_fp32_result", "gemm::test_wgrad_accumulates"} <= everything
+    assert {"layer::test_many_groups", "layer::test_odd_shapes", "gemm::test_bias_is_added"} <= everything
 
 
 def test_a_selection_is_not_judged(suite: Any) -> None:

@@ -46,6 +46,14 @@ TURNS_SUMMED = "weights_in_turns::test_gradients_of_rows_in_turns"
 WRITES_X = "inputs::test_quantize_writes_no_input"
 WRITES_W = "inputs::test_quantize_writes_no_weight"
 WRITES_OPERANDS = "inputs::test_gemm_writes_no_input"
+AMAX = "parts::test_codes_and_amax_in_one_pass"
+WIDTHS = "quantizer::test_bits_with_sizes_of_either_width"
+GEMM_WIDTHS = "gemm::test_sizes_of_either_width"
+DEQUANTIZED = "quantizer::test_dequantized_bits"
+DEQUANTIZED_WEIGHTS = "quantizer::test_dequantized_bits_of_weights"
+NO_ROWS = "gemm::test_no_rows"
+SUMS = "gemm::test_wgrad_accumulates"
+OUT = "gemm::test_poisoned_out_is_overwritten"
 BATCHES = "batch::test_a_row_has_the_same_bits_in_every_batch"
 
 FAULTS: dict[str, Planted] = {
@@ -65,8 +73,8 @@ FAULTS: dict[str, Planted] = {
     "truncates": Planted({PRODUCT}, {BITS, ZERO_TAIL, REPEATS}, "block"),
     "varies": Planted({REPEATS}, {BITS, EMPTY, PRODUCT}, "bf16 or current"),
     "empty-dw": Planted({PRODUCT, EMPTY, "layer::test_group_size_edges"}, {BITS, REPEATS}, "block"),
-    "no-accumulate": Planted({"gemm::test_wgrad_accumulates"}, {PRODUCT, REPEATS}, "mxfp8"),
-    "uses-out": Planted({"gemm::test_poisoned_out_is_overwritten"}, {PRODUCT, EMPTY}, "block"),
+    "no-accumulate": Planted({SUMS}, {PRODUCT, REPEATS}, "mxfp8"),
+    "uses-out": Planted({OUT}, {PRODUCT, EMPTY}, "block"),
     "unrounded": Planted({ACT}, {BITS}, "mxfp8"),
     "no-probs": Planted({ACT}, {GRADIENT, BITS}, "mxfp8"),
     "other-values": Planted({VALUES}, {ACT, BITS}, "mxfp8"),
@@ -82,6 +90,13 @@ FAULTS: dict[str, Planted] = {
     "writes-x": Planted({WRITES_X, WRITES_W}, {BITS, WRITES_OPERANDS}, "current or block or bf16"),
     "writes-codes": Planted({WRITES_OPERANDS}, {BITS, WRITES_X, WRITES_W}, "block"),
     "writes-sizes": Planted({WRITES_OPERANDS}, {BITS, PRODUCT, WRITES_X}, "block or bf16"),
+    "amax-of-tail": Planted({AMAX}, {BITS, CODES_POISON}, "delayed or current"),
+    "narrow-sizes": Planted({WIDTHS, GEMM_WIDTHS}, {BITS, PRODUCT}, "block"),
+    "one-plane": Planted({DEQUANTIZED_WEIGHTS}, {BITS, DEQUANTIZED}, "row or block"),
+    "needs-rows": Planted({NO_ROWS}, {EMPTY, PRODUCT}, "block"),
+    "adds-fp32": Planted({SUMS}, {PRODUCT, OUT}, "mxfp8"),
+    "returns-alone": Planted({OUT, SUMS}, {PRODUCT, EMPTY}, "block or mxfp8"),
+    "fused-offset": Planted({ACT}, {BITS, ALONE, NORM}, "nvfp4 or mxfp8"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

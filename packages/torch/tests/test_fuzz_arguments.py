@@ -310,7 +310,7 @@ MORE = {
     "bytes_kept": ("weight_codes", "activation", "dtype", "device", "transposed"),
     "Exchange": ("left_out",),
     "bytes_exchanged": ("dtype",),
-    "explain_exchange": ("dtype",),
+    "explain_exchange": ("dtype", "device"),
     "MoE": (
         "out_features", "score", "groups", "kept_groups", "renormalize", "scale", "choice_bias", "form", "weight_codes",
         "activation", "seed", "interleave", "ep", "exchange", *MODULE,

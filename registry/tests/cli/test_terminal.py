@@ -22,7 +22,7 @@ print_table(
     "fprop in mxfp8 for torch on cuda (sm_90), w as [G, K, N]",
     ("backend", "verdict", "from", "reason"),
     [
-        ("torch-native", "chosen", "octavo-torch-native 0.1.0", "priority 100; of equal ones it is made for eager use"),
+        ("torch-native", "chosen", "octavo-torch-native 0.1.0", "ranks above torch-reference by priority, 100 over 0"),
         ("torch-cudagraph", "refused", "octavo-torch-cudagraph 0.1.0", "k is 7170, and its cuda GEMMs take multiples"),
     ],
 )
@@ -44,7 +44,10 @@ WORDS = (
     ),
     *("backends", "reason", "0123456789abcdef", "fedcba9876543210"),
 )
-SENTENCES = ("priority 100; of equal ones it is made for eager use", "k is 7170, and its cuda GEMMs take multiples")
+SENTENCES = (
+    "ranks above torch-reference by priority, 100 over 0",
+    "k is 7170, and its cuda GEMMs take multiples",
+)
 
 
 def on_a_terminal(code: str, width: int) -> str:

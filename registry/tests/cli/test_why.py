@@ -26,7 +26,7 @@ def test_why_shows_every_verdict_and_the_layer(run: Any) -> None:
     assert ran.err == ""
     lines = ran.out.splitlines()
     assert lines[0] == "fprop in mxfp8 for torch on cpu"
-    assert re.fullmatch(r"  a +chosen +\(this process\) +priority 5", lines[2])
+    assert re.fullmatch(r"  a +chosen +\(this process\) +the only one that serves this", lines[2])
     assert re.fullmatch(r"  b +refused +\(this process\) +serves cuda, the device is cpu", lines[3])
     assert "The layer" in lines
     assert re.search(r"^  wgrad +a +mxfp8", ran.out, re.MULTILINE)
@@ -42,8 +42,8 @@ def test_why_shows_the_eager_and_the_graph_safe_choice(run: Any, use: Any, fakes
     use(registry)
     asked = [*WHY, "--device", "cuda", "--arch", "9.0"]
     expected = [
-        "Eagerly: eager (priority 5; of equal ones it is made for eager calls, too)",
-        "In a CUDA graph: captures (priority 5; of equal ones it is made for CUDA graphs)",
+        "Eagerly: eager (has the priority of captures, 5, and is made for eager calls, too)",
+        "In a CUDA graph: captures (has the priority of eager, 5, and is made for CUDA graphs)",
     ]
     for graph, chosen in ((False, "eager"), (True, "captures")):
         ran = run(*asked, *(["--graph"] if graph else []))
@@ -54,7 +54,7 @@ def test_why_shows_the_eager_and_the_graph_safe_choice(run: Any, use: Any, fakes
     assert run(*WHY, "--json").json["ways"] == {}
     # a preference says where each stands, whatever the request
     with octavo_registry.prefer("captures", "eager"):
-        assert "Eagerly: captures (priority 5)" in run(*asked).out
+        assert "Eagerly: captures (asked for before eager)" in run(*asked).out
     use(fakes.registry(fakes.plugin("eager", rows=[row])))
     assert "In a CUDA graph: nothing serves it" in run(*asked).out
 
@@ -302,8 +302,8 @@ def test_why_says_what_ranks_exchange(run: Any, monkeypatch: pytest.MonkeyPatch)
     """By the front end's word; where it has none, or the question is of one process, a sentence says so."""
 
     class Spreads:
-        def explain_exchange(self, recipe: Any, ranks: int, dtype: Any) -> list[tuple[str, str]]:
-            return [("route", f"by pigeon, {ranks} of them, {recipe.kind} {dtype}")]
+        def explain_exchange(self, recipe: Any, ranks: int, dtype: Any, device: Any) -> list[tuple[str, str]]:
+            return [("route", f"by pigeon, {ranks} of them, {recipe.kind} {dtype} on {device}")]
 
     asked = ["why", "moe", *WHY[2:], "--ranks", "4"]
     refused = run(*asked)
@@ -311,10 +311,28 @@ def test_why_says_what_ranks_exchange(run: Any, monkeypatch: pytest.MonkeyPatch)
     assert "--ranks: no front end of torch that is installed" in refused.err
     record = FrameworkRecord("torch", "octavo-torch", "1", "a:b", cast(Any, Spreads()))
     monkeypatch.setattr(ranks, "framework_record", lambda name: record)
-    assert "by pigeon, 4 of them, mxfp8 bfloat16" in run(*asked).out
-    assert run(*asked, "--json").json["exchange"] == {"route": "by pigeon, 4 of them, mxfp8 bfloat16"}
+    assert "by pigeon, 4 of them, mxfp8 bfloat16 on cpu" in run(*asked).out
+    assert run(*asked, "--json").json["exchange"] == {"route": "by pigeon, 4 of them, mxfp8 bfloat16 on cpu"}
+    supposed = run(*asked[: asked.index("--device")], "--ranks", "4", "--hypothetical", "h100", "--json").json
+    assert supposed["exchange"] == {"route": "by pigeon, 4 of them, mxfp8 bfloat16 on cuda"}
     for question in (["why", *WHY[1:], "--ranks", "4"], [*asked[:-1], "0"]):
         assert run(*question).code == 2
+
+
+@pytest.mark.parametrize(
+    ("op", "option", "sentence"),
+    [
+        ("fprop", ["--operand", "dy"], "--operand dy: fprop does not depend on it; leave it out"),
+        ("layer", ["--activation", "gelu"], "--activation gelu: layer does not depend on it"),
+        ("quantize", ["--norm", "layer"], "--norm layer: quantize does not depend on it"),
+        ("fprop", ["--arch", "9.0"], "--arch: got 9.0, and the device is a cpu, which has no compute capability"),
+    ],
+)
+def test_an_option_that_nothing_depends_on_is_refused(op: str, option: list[str], sentence: str, run: Any) -> None:
+    """The answer was to another question: that of `--arch 9.0` was about a cpu (sm_90)."""
+    ran = run("why", op, *WHY[2:], *option)
+    assert (ran.code, ran.out) == (2, "")
+    assert sentence in ran.err
 
 
 FUSED = frozenset({"quantize", "act_quantize", "dact_quantize", "fprop", "dgrad", "wgrad"})
@@ -334,7 +352,7 @@ def test_why_supposes_a_chip_that_is_not_here(run: Any, use: Any, fakes: Any) ->
     use(fakes.registry(fakes.plugin("hopper", rows=[row], backend=OfHopper(), priority=5), fakes.plugin("a")))
     asked = ["why", "fprop", "--recipe", "mxfp8", "--framework", "torch"]
     for chip, code, words in (
-        ("h100", 0, r"hopper +chosen .*declares that it serves this"),
+        ("h100", 0, r"hopper +chosen .*the only one that serves this"),
         ("H200", 0, r"hopper +chosen"),
         ("sm_90", 0, r"hopper +chosen"),
         ("a100", 1, r"hopper +refused .*needs sm_90 or newer, this device is sm_80"),
@@ -380,7 +398,7 @@ def test_why_says_that_products_are_emulated(run: Any, use: Any, fakes: Any) -> 
         asked = ["why", op, "--recipe", "mxfp8", "--framework", "torch"]
         ran = run(*asked, "--hypothetical", "h100")
         assert ran.out.splitlines().count(sentence) == 1
-        assert f"declares that it serves this; emulated: {how}" in ran.out
+        assert f"the only one that serves this; emulated: {how}" in ran.out
         here = run(*asked, "--device", "cuda", "--arch", "9.0")
         assert sentence.replace("H100", "this device") in here.out.splitlines()
         for place in (["--hypothetical", "h100"], ["--device", "cuda", "--arch", "9.0"]):

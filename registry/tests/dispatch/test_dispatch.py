@@ -264,7 +264,7 @@ def test_a_plan_prints(fakes: Any) -> None:
     assert str(plan).splitlines() == [
         "fprop in mxfp8 for torch on cpu: a (emulated: bf16 products)",
         "  layouts: x panels",
-        "  a  chosen    priority 1",
+        "  a  chosen    ranks above b by priority, 1 over 0",
         "  b  eligible  declares that it serves this; a comes first",
     ]
     assert plan.capability == rows[0]
@@ -350,3 +350,41 @@ def test_what_was_decided_is_bounded() -> None:
         memo[number] = number
     memo[2] = 7
     assert dict(memo) == {2: 7, 3: 3, 4: 4}
+
+
+def test_the_reason_of_the_chosen_one_is_what_decided(fakes: Any) -> None:
+    """command.md, Why: a priority alone decides nothing, and where it did not decide it is no reason."""
+
+    def reasons(*plugins: Any, request: Any = None, backend: Any = None) -> dict[str, str]:
+        registry = fakes.registry(*plugins)
+        asked = fakes.request() if request is None else request
+        verdicts = registry.explain(asked, backend=backend)
+        supposed = registry.hypothesize(asked, backend=backend)
+        chosen = {one.backend: one.reason for one in verdicts if one.verdict == "chosen"}
+        assert {one.backend: one.reason for one in supposed if one.verdict == "chosen"} == chosen
+        return chosen
+
+    a, b, c = fakes.plugin("a", priority=5), fakes.plugin("b"), fakes.plugin("c", rows=[fakes.row(device="cuda")])
+    assert reasons(a, c) == {"a": "the only one that serves this"}
+    assert reasons(a, b, c) == {"a": "ranks above b by priority, 5 over 0"}
+    assert reasons(a, b, backend="b") == {"b": "asked for by name"}
+    assert reasons(a, b, backend=("b", "*")) == {"b": "asked for by name"}
+    assert reasons(a, b, backend=("b", "a")) == {"b": "asked for before a"}
+    assert reasons(a, b, c, backend=("c", "*")) == {"a": "ranks above b by priority, 5 over 0"}
+    assert reasons(b, fakes.plugin("z")) == {"b": "has the priority of z, 0, and comes first by name"}
+    captures = fakes.plugin("captures", rows=[fakes.row(graph_safe=True)])
+    assert reasons(fakes.plugin("eager"), captures) == {
+        "eager": "has the priority of captures, 0, and is made for eager calls, too"
+    }
+    b.octavo_rank = lambda request, eligible: ["b", "a"]
+    assert reasons(a, b) == {"b": "a plugin's octavo_rank puts it before a"}
+
+
+def test_one_that_refuses_is_no_rival(fakes: Any) -> None:
+    """What was seen to refuse does not come after the one that serves: that is the only one."""
+    layouts = fakes.Backend(answer=BoundFprop(print, layouts={"x": "panels"}))
+    refusing = fakes.Backend(answer=Refused("no panels here"))
+    registry = fakes.registry(fakes.plugin("a", refusing, priority=9), fakes.plugin("b", layouts))
+    first, second = registry.explain(fakes.request())
+    assert (first.backend, first.verdict, first.reason) == ("a", "refused", "no panels here")
+    assert (second.backend, second.verdict, second.reason) == ("b", "chosen", "the only one that serves this")

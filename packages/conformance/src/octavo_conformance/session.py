@@ -16,7 +16,7 @@ from octavo_conformance import SEED_KEY
 from octavo_conformance.cards.needs import Need
 from octavo_conformance.cards.targets import Target, UnknownBackend, find_targets
 from octavo_conformance.cards.variants import Variant
-from octavo_conformance.oracles.declared import ANY, Declared, Ran, rest, uncovered, unknown_recipes, words
+from octavo_conformance.oracles.declared import ANY, Declared, Ran, rest, stand_ins, uncovered, unknown_recipes, words
 from octavo_conformance.problems.case import Case, Examples, Measure
 from octavo_conformance.reports.gaps import Gap, GapsError, read_gaps
 from octavo_conformance.reports.report import Report, Row, write
@@ -89,7 +89,7 @@ class Session:
             metafunc.parametrize("target", self.targets, ids=[target.id for target in self.targets], indirect=True)
 
     def _over(self, target: Target, need: Need) -> Sequence[Variant]:
-        return rest(target, need.op, self.is_full) if need.rest else need.over(self.is_full)
+        return rest(target, need.op, self.is_full) if need.rest else stand_ins(target, need, self.is_full)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Marks the gaps: `never` skips, the others are strict expected failures."""

@@ -66,11 +66,15 @@ class NumpyBackend(Backend):
             self._calls += 1
             if op in FUSED:
                 return FUSED[op](self.quantize, self.fault, request, *operands, **rest)
+            if self.fault == "narrow-sizes":
+                operands = tuple(_as_int32(each) for each in operands)
             result = getattr(self, op)(request, *operands, **rest)
             self._write(op, *operands)
             return result
 
         bound = OPERATIONS[op].bound(run)
+        if isinstance(bound, BoundQuantize):
+            bound = replace(bound, with_amax=lambda x, sizes=None, /, **how: self._with_amax(run, x, sizes, how))
         if isinstance(bound, BoundQuantize) and request.stacked:
             return replace(bound, interleaved=lambda block, weight: self._codes_in_turns(run, block, weight))
         if isinstance(bound, BoundActQuantize):
@@ -89,6 +93,18 @@ class NumpyBackend(Backend):
             (x.rowwise if x.rowwise is not None else x.columnwise).view(np.uint8)[...] = 0
         if self.fault == "writes-sizes" and op in GEMMS:
             others[-1][...] = 0
+
+    def _with_amax(self, run: Any, x: Any, sizes: Any, how: Any) -> tuple[QuantizedArray, Any]:
+        """The codes, and the largest magnitude of each group; the fault takes rows past the sum to the last one."""
+        values = np.abs(x.astype(np.float32))
+        if sizes is None:
+            return run(x, sizes, **how), values.max((1, 2))
+        ends = np.cumsum(clamp(sizes, len(x)))
+        starts = [0, *ends[:-1]]
+        if self.fault == "amax-of-tail":
+            ends[-1] = len(x)
+        amax = [values[a:b].max(initial=0) for a, b in zip(starts, ends, strict=True)]
+        return run(x, sizes, **how), np.array(amax, np.float32)
 
     # Rows of gate and up that take turns
 
@@ -161,7 +177,7 @@ class NumpyBackend(Backend):
         if fault == "flushes":
             tiny = (np.abs(x.astype(np.float32)) < np.finfo(np.float32).tiny) & (x != 0)
             x = np.where(tiny, x.dtype.type(0), x)
-        if fault == "no-group-offset":
+        if fault == "no-group-offset" or (fault == "fused-offset" and request.op in FUSED):
             rest["group_offset"] = 0
         if fault == "one-seed" and rest.get("seed") is not None:
             rest["seed"] = 0
@@ -193,9 +209,11 @@ class NumpyBackend(Backend):
             q = replace(q, columnwise_scale=np.ascontiguousarray(q.columnwise_scale[:, ::-1]))
         return q
 
-    def dequantize(self, request: Request, q: QuantizedArray) -> Any:
+    def dequantize(self, request: Request, q: QuantizedArray, direction: Direction = "rowwise") -> Any:
         """The definition."""
-        return octavo_numerics.dequantize(q)
+        return octavo_numerics.dequantize(
+            q, "rowwise" if self.fault == "one-plane" and q.rowwise is not None else direction
+        )
 
     # GEMMs
 
@@ -219,10 +237,14 @@ class NumpyBackend(Backend):
             return a[:, half:] @ b[:, half:].T + a[:, :half] @ b[:, :half].T
         return a @ b.T
 
-    def _result(self, values: Any, request: Request) -> Any:
+    def _result(self, values: Any, request: Request, out: Any) -> Any:
         if self.fault == "truncates" and request.out_dtype == "bfloat16":
-            return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(ml_dtypes.bfloat16)
-        return values.astype(DTYPES[request.out_dtype])
+            values = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        result = values.astype(DTYPES[request.out_dtype])
+        if out is None or self.fault == "returns-alone":
+            return result
+        out[...] = result
+        return out
 
     def _by_rows(self, request: Request, rows: Any, matrices: Any, sizes: Any, start: Any) -> Any:
         counts, bounds = self._plan(sizes, len(rows))
@@ -258,15 +280,15 @@ class NumpyBackend(Backend):
             counts, bounds = self._plan(sizes, len(rows))
             for group in np.flatnonzero(counts):
                 span = slice(bounds[group], bounds[group + 1])
-                scale = 1 if bias_scales is None else np.asarray(bias_scales)[span, None]
+                scale = 1 if bias_scales is None or self.fault == "no-scales" else np.asarray(bias_scales)[span, None]
                 y[span] += scale * bias[group].astype(np.float32)
-        return self._result(y, request)
+        return self._result(y, request, out)
 
     def dgrad(self, request: Request, dy: Any, w: Any, sizes: Any, *, out: Any = None) -> Any:
         """dx = dy w."""
         matrices = self._values(w, "columnwise").transpose(0, 2, 1)
         return self._result(
-            self._by_rows(request, self._values(dy, "rowwise"), matrices, sizes, self._start(out)), request
+            self._by_rows(request, self._values(dy, "rowwise"), matrices, sizes, self._start(out)), request, out
         )
 
     def wgrad(self, request: Request, x: Any, dy: Any, sizes: Any, *, out: Any = None, accumulate: bool = False) -> Any:
@@ -282,12 +304,22 @@ class NumpyBackend(Backend):
             dw[group] = self._product(a[span].T, b[span].T)
         if self.fault == "empty-dw":
             dw[counts == 0] = 1e-3
-        if accumulate and self.fault != "no-accumulate":
+        if self.fault == "needs-rows" and not len(b):
+            dw += 1
+        lost = self.fault == "no-accumulate" or (self.fault == "adds-fp32" and request.out_dtype != "float32")
+        if accumulate and not lost:
             dw = np.where((counts > 0)[:, None, None], dw + out.astype(np.float32), out.astype(np.float32))
-        return self._result(dw, request)
+        return self._result(dw, request, out)
 
     def _start(self, out: Any) -> Any:
         return out.astype(np.float32) if out is not None and self.fault == "uses-out" else None
+
+
+def _as_int32(value: Any) -> Any:
+    """Sizes of 64 bits as a kernel reads them that takes their bytes for sizes of 32."""
+    if isinstance(value, np.ndarray) and value.dtype == np.int64:
+        return np.ascontiguousarray(value).view(np.int32)[: len(value)]
+    return value
 
 
 def _raw(q: Any) -> Any:

@@ -18,7 +18,8 @@ fields but amax, then a sum of maxima.
 
 Inside `jax.shard_map` a tap that shards share has the counts of all of them, their largest amax, and of a kernel that
 they share, too, its counts once; group g is group g of each. One that in_specs cut has what its own shard counted. With
-check_vma=False JAX adds up, so that a tap has to be cut there.
+check_vma=False JAX adds up what is differentiated outside, so that a tap has to be cut there, and a gradient taken
+inside has what its own shard counted, whoever shares the tap: out_specs=P() would return that of one shard.
 """
 
 from __future__ import annotations

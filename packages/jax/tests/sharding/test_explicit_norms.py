@@ -98,6 +98,39 @@ def test_a_layer_whose_normalized_axis_is_cut_is_refused(mesh_of: Any, placed: A
             jax.eval_shape(lambda *a, f=function, s=sharding: f(*a, s), x, kernel, gamma)
 
 
+OF_MLP: dict[str, tuple[int, ...]] = {"wi": (K, N), "wo": (N // 2, K), "bi": (N,), "bo": (K,)}
+
+
+@pytest.mark.parametrize("recipe", [None, "mxfp8"])
+def test_whatever_an_mlp_is_given_cut_is_refused(
+    recipe: str | None, mesh_of: Any, placed: Any, rng: np.random.Generator
+) -> None:
+    """layernorm_mlp's second kernel and the biases as its first kernel, and by their own names: the forward pass served
+    them, and only a gradient met JAX's sentences on `jnp.repeat` or a dynamic_update_slice inside."""
+    mesh = mesh_of(AxisType.Explicit, a=2)
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in OF_MLP.items()}
+    for name, shape in OF_MLP.items():
+        for axis in range(len(shape)):
+            spec: Any = P(*[None] * axis, "a")  # type: ignore[no-untyped-call]
+            x, gamma, *rest = placed(
+                mesh,
+                [jnp.ones((M, K)), jnp.ones(K), *arrays.values()],
+                [P(), P(), *(spec if name == one else P() for one in arrays)],
+            )
+            given = dict(zip(arrays, rest, strict=True))
+            with jax.set_mesh(mesh), pytest.raises(ValueError, match=rf"^{name} .*is placed as .*give layernorm_mlp"):
+                jax.eval_shape(lambda g=given, x=x, gamma=gamma: octavo_jax.layernorm_mlp(x, gamma, **g, recipe=recipe))
+    biases = {"bi": (2, N), "bo": (2, K), "probs": (M,), "bo_scales": (M,)}
+    for name in biases:
+        of_all = [jnp.ones((M, K)), jnp.ones((2, K, N)), jnp.ones((2, N // 2, K)), *map(jnp.ones, biases.values())]
+        x, wi, wo, *rest = placed(mesh, of_all, [P(), P(), P(), *(P("a") if name == one else P() for one in biases)])
+        given = dict(zip(biases, rest, strict=True))
+        with jax.set_mesh(mesh), pytest.raises(ValueError, match=rf"^{name} .*is placed as .*give grouped_mlp"):
+            jax.eval_shape(
+                lambda g=given, x=x, wi=wi, wo=wo: octavo_jax.grouped_mlp(x, wi, wo, [8, 8], **g, recipe=recipe)
+            )
+
+
 def test_layers_that_no_role_is_given_say_so(mesh_of: Any, placed: Any) -> None:
     """grouped_dense, grouped_mlp and moe_mlp as the layers above, and a bias of experts that a mesh cuts."""
     mesh, sizes = mesh_of(AxisType.Explicit, a=2), jnp.array([8, 8])

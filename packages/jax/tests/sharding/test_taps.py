@@ -66,6 +66,31 @@ def test_shards_count_what_they_hold(check_vma: bool, mesh_of: Any, rng: np.rand
     np.testing.assert_array_equal(shared.kernel, own.kernel[0])
 
 
+def test_a_gradient_taken_inside_has_its_own_shard_s_counts(mesh_of: Any, rng: np.random.Generator) -> None:
+    """observing.md: with check_vma=False, where nothing tells that a tap is shared, stacked by out_specs; with
+    check_vma=True a shared tap has the counts of all."""
+    mesh = mesh_of(data=2)
+    shards = mesh.size
+    x = rng.standard_normal((shards * M, K)).astype(np.float32)
+    kernel = rng.standard_normal((G, K, N)).astype(np.float32)
+
+    def seen(tap: Any, x: Any, kernel: Any) -> Any:
+        def loss(tap: Any) -> Any:
+            return octavo_jax.observed(tap, x, kernel, SIZES[0], recipe="fp8-current", rows=None).sum()
+
+        return jax.tree.map(lambda counts: counts[None], jax.grad(loss)(tap))
+
+    amaxes = np.abs(x.reshape(shards, M, K)[:, : SIZES[0].sum()]).max((1, 2))
+    for check_vma, wanted in (False, amaxes), (True, np.full(shards, amaxes.max())):
+        inside = jax.shard_map(
+            seen, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P("data"), check_vma=check_vma
+        )
+        counted = jax.jit(inside)(octavo_jax.new_tap(G), x, kernel)
+        np.testing.assert_array_equal(counted.x[:, AMAX].max(1), wanted)
+        numbers = octavo_jax.observations({"fc1": counted})
+        assert [numbers[f"octavo/fc1.{shard}/x/amax"] for shard in range(shards)] == wanted.tolist()
+
+
 def test_a_tap_that_does_not_fit_is_refused() -> None:
     """With its shape and what makes the right one; JAX spoke of a custom_vjp's rule."""
     x, kernel, sizes = jnp.ones((8, 32)), jnp.ones((2, 32, 8)), [4, 4]

@@ -167,9 +167,9 @@ class TorchFramework:
         """A quantizer of weights by `spec`, over a backend's by `spec.held_by`."""
         return rounding_first(bound, spec)
 
-    def explain_exchange(self, recipe: Recipe, ranks: int, dtype: DType) -> Sequence[tuple[str, str]]:
+    def explain_exchange(self, recipe: Recipe, ranks: int, dtype: DType, device: str) -> Sequence[tuple[str, str]]:
         """octavo_torch.explain_exchange, as pairs."""
-        plan = explain_exchange(recipe, ranks, dtype=DTYPES[dtype])
+        plan = explain_exchange(recipe, ranks, dtype=DTYPES[dtype], device=device)
         return [("route", f"{plan.route}: {plan.reason}"), *plan.lines]
 
     def host_reads(self, function: Callable[..., object], *arrays: Tensor) -> Sequence[str]:

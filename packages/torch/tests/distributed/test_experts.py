@@ -181,6 +181,13 @@ def test_what_is_exchanged_is_explained() -> None:
     assert lines["sizes"].startswith("read on the host")
     assert lines["bits"] == "those of one process"
     assert all(text in str(plan) for pair in plan.lines for text in pair)
+    for exchange, overlap in (None, "NCCL"), (Exchange(route="peer", rows=100), "tokens are on their way"):
+        of_cpu, of_gpu = (dict(explain_exchange("mxfp8", 4, exchange, device=on).lines) for on in ("cpu", "cuda"))
+        # a CPU has no kernels of NCCL's, its messages wait for one another, and CUDA fails in no rank of it
+        assert of_cpu["overlap"].startswith("none: on a CPU the ranks wait for each message")
+        assert "at the latest" in of_cpu["faults"]
+        assert "CUDA" not in of_cpu["faults"]
+        assert overlap in of_gpu["overlap"]
     small = Exchange(payload="fp8-block", returns="sums", rows=100, pair_rows=9)
     lines = dict(explain_exchange("fp8-block", 4, small).lines)
     assert "100 rows of each rank's experts, 9 rows of one rank" in lines["sizes"]

@@ -120,8 +120,10 @@ class Framework(Protocol):
 class ExpertRanks(Protocol):
     """What a bridge offers besides where a MoE layer of its front end spreads its experts over processes."""
 
-    def explain_exchange(self, recipe: Recipe, ranks: int, dtype: DType) -> Sequence[tuple[str, str]]:
-        """What the layer exchanges between so many ranks by default, for tokens of `dtype`: pairs of what and how."""
+    def explain_exchange(self, recipe: Recipe, ranks: int, dtype: DType, device: str) -> Sequence[tuple[str, str]]:
+        """What the layer exchanges between so many ranks by default, for tokens of `dtype` on devices of that kind,
+        which need not be here: pairs of what and how.
+        """
 
 
 class Sharding(Protocol):

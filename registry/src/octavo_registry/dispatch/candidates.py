@@ -16,18 +16,56 @@ from octavo_registry.dispatch.match import match
 from octavo_registry.dispatch.preference import REST, Preference
 from octavo_registry.dispatch.untried import untried_words
 
+SERVES = "declares that it serves this"
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A backend whose card admits the request, with the first row that does."""
+    """A backend whose card admits the request, with the first row that does.
+
+    place   where the preference puts it, lower first
+    named   whether the preference names it; False without one
+    unfit   whether it is made for graph-safe requests and this is none, or vice versa
+    """
 
     record: BackendRecord
     row: Capability
+    place: int
+    named: bool
+    unfit: bool
 
     @property
     def name(self) -> str:
         """The backend's name."""
         return self.record.name
+
+    @property
+    def priority(self) -> int:
+        """Its card's."""
+        return self.record.card.priority if self.record.card else 0
+
+    @property
+    def rank(self) -> tuple[int, int, bool, str]:
+        """What candidates are ordered by, where no plugin ranks them otherwise."""
+        return self.place, -self.priority, self.unfit, self.name
+
+    def chosen_over(self, later: Sequence[Candidate], request: Request) -> str:
+        """Why it serves and those that come after it do not."""
+        overtaken = next((other for other in later if other.rank < self.rank), None)
+        if overtaken is not None:
+            return f"a plugin's octavo_rank puts it before {overtaken.name}"
+        following = later[0] if later else None
+        if self.named:
+            return f"asked for before {following.name}" if following and following.named else "asked for by name"
+        if following is None:
+            return "the only one that serves this"
+        if self.priority != following.priority:
+            return f"ranks above {following.name} by priority, {self.priority} over {following.priority}"
+        alike = f"has the priority of {following.name}, {self.priority},"
+        if self.unfit != following.unfit:
+            made = "made for CUDA graphs" if request.graph_safe else "made for eager calls, too"
+            return f"{alike} and is {made}"
+        return f"{alike} and comes first by name"
 
     def with_emulated(self, reason: str, request: Request) -> str:
         """`reason`, and how the row computes products that the device has no instructions for."""
@@ -61,7 +99,7 @@ def filter_cards(
     Of two with one priority a card of graph-safe rows alone comes first where the request is graph-safe, and last
     where it is not: the other one serves eager calls in more ways.
     """
-    eligible: list[tuple[tuple[int, int, bool, str], Candidate]] = []
+    eligible: list[Candidate] = []
     refused: list[Decision] = []
     broken: list[Decision] = []
     for record in sorted(records, key=lambda r: (-(r.card.priority if r.card else 0), r.name, r.distribution)):
@@ -84,9 +122,8 @@ def filter_cards(
             )
         else:
             unfit = for_graphs(record) != request.graph_safe
-            eligible.append(((place, -record.card.priority, unfit, record.name), Candidate(record, row)))
-    eligible.sort(key=lambda pair: pair[0])
-    return [candidate for _, candidate in eligible], refused + broken
+            eligible.append(Candidate(record, row, place, record.name in (preference or ()), unfit))
+    return sorted(eligible, key=lambda candidate: candidate.rank), refused + broken
 
 
 def for_graphs(record: BackendRecord) -> bool:
@@ -133,29 +170,17 @@ class Candidates:
             index = bound if outcome is not None else -1
             bound += outcome is not None
             if outcome is not None and index == chosen:
-                verdicts.append(
-                    candidate.record.decision("chosen", candidate.with_untried(self._chosen_reason(candidate)))
-                )
+                reason = candidate.chosen_over(self._after(place), self.request)
+                verdicts.append(candidate.record.decision("chosen", candidate.with_untried(reason)))
             elif outcome is not None and passed_over and index in passed_over:
                 verdicts.append(candidate.record.decision("refused", passed_over[index]))
             else:
-                after = (
-                    f"declares that it serves this; {winner[0].name} comes first"
-                    if winner
-                    else "declares that it serves this"
-                )
+                after = f"{SERVES}; {winner[0].name} comes first" if winner else SERVES
                 verdicts.append(candidate.record.decision("eligible", candidate.with_untried(after)))
         return (*verdicts, *self._others)
 
-    def _chosen_reason(self, candidate: Candidate) -> str:
-        card = candidate.record.card
-        if card is None:
-            return ""
-        reason = f"priority {card.priority}"
-        equals = [other for other in self._order if other.record.card and other.record.card.priority == card.priority]
-        if len({for_graphs(other.record) for other in equals}) < 2:
-            return reason
-        if for_graphs(candidate.record) != self.request.graph_safe:
-            return reason  # a preference put it there
-        what = "made for CUDA graphs" if self.request.graph_safe else "made for eager calls, too"
-        return f"{reason}; of equal ones it is {what}"
+    def _after(self, place: int) -> list[Candidate]:
+        """The candidates after this place that have not been seen to refuse."""
+        outcomes = dict(enumerate(self._outcomes))
+        later = list(enumerate(self._order))[place + 1 :]
+        return [candidate for number, candidate in later if not isinstance(outcomes.get(number), Decision)]

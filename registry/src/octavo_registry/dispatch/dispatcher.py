@@ -15,7 +15,7 @@ from octavo.caller import stacklevel_of_caller
 from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import QUANTIZERS
-from octavo_registry.contract.plan import Decision, Plan, Verdict
+from octavo_registry.contract.plan import Decision, Plan
 from octavo_registry.contract.request import GemmRequest, Request, describe_request
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.install import how_to_install
@@ -24,7 +24,7 @@ from octavo_registry.discovery.names import RESERVED
 from octavo_registry.discovery.needs import missing_need
 from octavo_registry.discovery.records import BackendRecord
 from octavo_registry.dispatch.answers import ask_bound, ask_everywhere, ask_kernels
-from octavo_registry.dispatch.candidates import Candidate, Candidates, filter_cards
+from octavo_registry.dispatch.candidates import SERVES, Candidate, Candidates, filter_cards
 from octavo_registry.dispatch.compose import compose
 from octavo_registry.dispatch.fallbacks import FallbackWarning, fallbacks
 from octavo_registry.dispatch.layer_plan import LayerPlan, computed_words
@@ -86,19 +86,18 @@ class Dispatcher:
         with self._lock:
             request = asked_of_backends(request)
             order, others = filter_cards(self.records, request, preference)
+            judged = [(one, *self._refused_everywhere(one, request)) for one in self._ranked(request, order)]
+            serving = [candidate for candidate, refusal, _ in judged if not refusal]
             verdicts: list[Decision] = []
-            chosen = ""
-            for candidate in self._ranked(request, order):
-                reason, unknown = self._refused_everywhere(candidate, request)
-                if reason:
-                    verdicts.append(candidate.record.decision("refused", reason))
+            for candidate, refusal, unknown in judged:
+                if refusal:
+                    verdicts.append(candidate.record.decision("refused", refusal))
                     continue
-                after = f"; {chosen} comes first" if chosen else ""
-                verdict: Verdict = "eligible" if chosen else "chosen"
-                reason = candidate.with_emulated(f"declares that it serves this{after}", request)
-                reason = candidate.with_untried(f"{reason}{unknown}")
-                verdicts.append(candidate.record.decision(verdict, reason))
-                chosen = chosen or candidate.name
+                first, *later = serving
+                chosen = candidate is first
+                reason = candidate.chosen_over(later, request) if chosen else f"{SERVES}; {first.name} comes first"
+                reason = candidate.with_untried(f"{candidate.with_emulated(reason, request)}{unknown}")
+                verdicts.append(candidate.record.decision("chosen" if chosen else "eligible", reason))
             return (*verdicts, *others)
 
     def plan_layer(self, request: GemmRequest, backend: Names, dtypes: LayerDtypes = OWN_DTYPES) -> LayerPlan:

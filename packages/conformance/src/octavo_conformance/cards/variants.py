@@ -152,12 +152,13 @@ _FULL_ONLY = ("current.e4m3.pow2", "block.e5m2.pow2", "block.e4m3.fp32.eps", "nv
 """Ragged quantizers whose parts the quick selection has in others."""
 
 _ONE_A_SCALING = ("delayed.e4m3", "current.e4m3", "row.e4m3.pow2", "block.e4m3.pow2", "mxfp8.e4m3", "nvfp4.hadamard")
-_DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+"""In which the full selection has what the quick one has in one."""
 
 
 def ragged(full: bool) -> list[QuantizerVariant]:
     """Quantizers of ragged rows in fp32; in the full selection in bf16 and fp16 too."""
-    dtypes = _DTYPES if full else _DTYPES[:1]
+    dtypes = DTYPES if full else DTYPES[:1]
     names = [name for name in RAGGED if full or name not in _FULL_ONLY]
     return [QuantizerVariant(name, RAGGED[name], dtype) for dtype in dtypes for name in names]
 
@@ -175,7 +176,7 @@ def few_quantizers(full: bool) -> list[QuantizerVariant]:
 
 def stacked(full: bool) -> list[QuantizerVariant]:
     """Every quantizer of stacked weights in bf16; in the full selection in fp32 and fp16 too."""
-    dtypes = _DTYPES if full else ("bfloat16",)
+    dtypes = DTYPES if full else ("bfloat16",)
     return [QuantizerVariant(name, spec, dtype, stacked=True) for dtype in dtypes for name, spec in STACKED.items()]
 
 
@@ -184,6 +185,11 @@ def one_a_scaling(full: bool) -> list[QuantizerVariant]:
     if full:
         return [variant for variant in ragged(True) if variant.dtype == "float32"]
     return [QuantizerVariant(name, RAGGED[name]) for name in _ONE_A_SCALING]
+
+
+def rows_and_weights(full: bool) -> list[QuantizerVariant]:
+    """One quantizer a scaling on rows, and every one of stacked weights."""
+    return [*one_a_scaling(full), *stacked(full)]
 
 
 def bf16_rows(full: bool) -> list[QuantizerVariant]:
@@ -200,7 +206,7 @@ def recipes(full: bool) -> list[RecipeVariant]:
     """Whole layers in bf16: each recipe, and its options in the full selection in fp32 and fp16 too."""
     if not full:
         return [RecipeVariant(name, recipe) for name, recipe in {**RECIPES, **_slots()}.items()]
-    return [RecipeVariant(n, r, d) for d in _DTYPES for n, r in {**RECIPES, **MORE_RECIPES}.items()]
+    return [RecipeVariant(n, r, d) for d in DTYPES for n, r in {**RECIPES, **MORE_RECIPES}.items()]
 
 
 def base_recipes(full: bool) -> list[RecipeVariant]:
@@ -211,12 +217,12 @@ def base_recipes(full: bool) -> list[RecipeVariant]:
 
 def unquantized(full: bool) -> list[RecipeVariant]:
     """High precision in each dtype."""
-    return [RecipeVariant("bf16", RECIPES["bf16"], dtype) for dtype in _DTYPES]
+    return [RecipeVariant("bf16", RECIPES["bf16"], dtype) for dtype in DTYPES]
 
 
 def unquantized_gemms(full: bool) -> list[RecipeVariant]:
     """Each GEMM of high precision in each dtype."""
-    return [RecipeVariant("bf16", RECIPES["bf16"], dtype, gemm) for dtype in _DTYPES for gemm in GEMMS]
+    return [RecipeVariant("bf16", RECIPES["bf16"], dtype, gemm) for dtype in DTYPES for gemm in GEMMS]
 
 
 def unquantized_wgrads(full: bool) -> list[RecipeVariant]:
@@ -227,7 +233,7 @@ def unquantized_wgrads(full: bool) -> list[RecipeVariant]:
 def gemms(full: bool) -> list[RecipeVariant]:
     """Each GEMM of each recipe on its own, in bf16; with the recipes' options and fp16, fp32 in the full selection."""
     chosen = {**RECIPES, **MORE_RECIPES} if full else RECIPES
-    dtypes = _DTYPES if full else ("bfloat16",)
+    dtypes = DTYPES if full else ("bfloat16",)
     return [
         RecipeVariant(name, recipe, dtype, gemm)
         for dtype in dtypes

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from octavo.recipe_base import GEMMS
+from octavo.recipe_base import GEMMS, Gemm
 from octavo_conformance.cards import variants
+from octavo_conformance.cards.needs import Need
 from octavo_conformance.cards.targets import Target
 from octavo_conformance.cards.variants import FusedVariant, QuantizerVariant, RecipeVariant, Variant
 from octavo_conformance.oracles.fused import of_activations, of_gradients, of_norms
+from octavo_conformance.problems.case import OPERANDS
 from octavo_registry.contract.cards import MOVES, OPTIMIZERS, QUANTIZERS, ROUTERS, Capability
 
 ANY = "any dtype"
@@ -101,6 +103,53 @@ def required(target: Target, full: bool) -> list[tuple[Declared, ...]]:
                 for one in everything}  # fmt: skip
     as_they_are = [(one,) for one in everything if one.op in GEMMS and one.recipe == "high_precision"]
     return [*as_they_are, *by_recipe.values(), *by_dtype.values()]
+
+
+def stand_ins(target: Target, need: Need, full: bool) -> list[Variant]:
+    """The variants of a test; where the card declares none of a GEMM's, or of the operation's, others that it declares.
+
+    The selection names a recipe or a dtype to save time, and a backend that has neither is tested like any other: in
+    another dtype, or in the first recipe of the full selection that its card has.
+    """
+    known = set(declared(target))
+    of_gemm: dict[Gemm | None, list[Variant]] = {}
+    for variant in need.over(full):
+        of_gemm.setdefault(_gemm(variant), []).append(variant)
+    found: list[Variant] = []
+    for gemm, own in of_gemm.items():
+        if any(_needed(need, variant) <= known for variant in own):
+            found += own
+            continue
+        wider = sorted((v for v in need.over(True) if _gemm(v) == gemm), key=lambda v: v.kind == "high_precision")
+        found += _in_other_dtypes(known, need, own) or _in_other_dtypes(known, need, wider)[:1] or own
+    return found
+
+
+def _gemm(variant: Variant) -> Gemm | None:
+    return variant.gemm if isinstance(variant, RecipeVariant) else None
+
+
+def _in_other_dtypes(known: set[Declared], need: Need, of: list[Variant]) -> list[Variant]:
+    """Those that the card declares in their own dtype, else in the first other one in which it declares any."""
+    in_own = [variant for variant in of if _needed(need, variant) <= known]
+    for dtype in variants.DTYPES if not in_own else ():
+        others = dict.fromkeys(replace(variant, dtype=dtype) for variant in of)
+        in_own = [variant for variant in others if _needed(need, variant) <= known]
+        if in_own:
+            break
+    return in_own
+
+
+def _needed(need: Need, variant: Variant) -> set[Declared]:
+    """What has to be declared for a test of the variant to run."""
+    if isinstance(variant, RecipeVariant) and need.op in ("gemm", "layer"):
+        gemms = GEMMS if variant.gemm is None else (variant.gemm,)
+        needed = {Declared(gemm, variant.recipe.for_gemm(gemm).kind, variant.dtype) for gemm in gemms}
+        if variant.gemm is None:
+            specs = [variant.recipe.quantizer(operand) for operand in OPERANDS]
+            needed |= {Declared("quantize", spec.scaling, variant.dtype) for spec in specs if spec is not None}
+        return needed
+    return {Declared(need.op, variant.kind, ANY if need.op == "dequantize" else variant.dtype)}
 
 
 def rest(target: Target, op: str, full: bool) -> list[Variant]:

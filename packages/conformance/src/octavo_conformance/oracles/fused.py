@@ -89,9 +89,12 @@ class Inputs:
 
 
 def draw_inputs(case: Case, rng: Rng, sizes: Array | None = None) -> Inputs:
-    """Sizes that leave a tail, and a seed or encode scales."""
+    """Sizes that leave a tail, and a seed with the number of the first group, or encode scales."""
     sizes = draw_sizes(rng, GROUPS, ROWS - 31) if sizes is None else sizes
-    return Inputs(sizes, arguments_for(case.spec, rng, GROUPS), rng, case.dtype)
+    arguments = arguments_for(case.spec, rng, GROUPS)
+    if case.spec.stochastic:
+        arguments["group_offset"] = int(rng.integers(1, 1000))
+    return Inputs(sizes, arguments, rng, case.dtype)
 
 
 def call(case: Case, inputs: Inputs, columns: int, arrays: list[Array | None], **how: Any) -> tuple[Any, Any]:

@@ -89,6 +89,11 @@ class Case:
         """Name of the input dtype."""
         return self.variant.dtype
 
+    @property
+    def writes_arrays(self) -> bool:
+        """Whether the framework's arrays can be written: those of JAX cannot, and what would be is a result."""
+        return self.bridge.name != "jax"
+
     def facts(self) -> dict[str, str]:
         """What a gap may name."""
         op = self.gemm if self.need.op == "gemm" else self.need.op
@@ -113,7 +118,7 @@ class Case:
             "out_dtype": self.dtype,
         }
         if isinstance(self.variant, QuantizerVariant):
-            base |= {"quantizer": self.spec, "stacked": self.variant.stacked}
+            base |= {"quantizer": self.spec} | ({} if op == "dequantize" else {"stacked": self.variant.stacked})
             if isinstance(self.variant, FusedVariant):
                 base["norm" if op == "norm_quantize" else "activation"] = self.variant.function
         elif op in GEMMS:

@@ -61,7 +61,7 @@ def dense_operands(
     function   the public function that was called
     """
     kernel = as_array("kernel", kernel)
-    placement = matrix_placement(function, sharding, x, kernel)
+    placement = matrix_placement(function, sharding, x, kernel, kernel=kernel, bias=bias, state=state)
     axes = dense_axes(contracting_dims, x.shape, kernel.shape, gathered_factors(placement))
     if 0 in kernel.shape:
         raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")

@@ -107,7 +107,8 @@ def grouped_dense(
     check_sizes_fit(sizes, groups, placement)
     check_state(recipe, state, groups)
     check_shards(placement, recipe, x, kernel, weight)
-    check_unnamed("grouped_dense", sharding, x=x, kernel=kernel)
+    beside = {"group_sizes": group_sizes, "bias": bias, "state": state}
+    check_unnamed("grouped_dense", sharding, x=x, kernel=kernel, **beside)
     partial, called = unsummed(placement), called_as("grouped_dense", sharding)
     dtype = jnp.float32 if partial else preferred_element_type
     options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called, room)

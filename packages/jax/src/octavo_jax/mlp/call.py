@@ -65,7 +65,8 @@ def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int 
     recipe, sharding = options.recipe, options.sharding
     x, wi, wo = a.x, a.wi, a.wo
     placements = mlp_placements(placement_of(sharding, group_sizes, x, wi), options.activation)
-    check_unnamed("grouped_mlp", sharding, x=x, wi=wi, wo=wo)
+    beside = {"bi": a.bi, "bo": a.bo, "probs": a.probs, "bo_scales": a.bo_scales, "state": options.state}
+    check_unnamed("grouped_mlp", sharding, x=x, wi=wi, wo=wo, group_sizes=group_sizes, **beside)
     groups = check_mlp_operands(x, wi, wo, a.bi, a.bo, options.activation, placements)
     blocks = () if placements[0] is None else placements[0].blocks
     in_blocks = x.ndim == len(blocks) + 2

@@ -190,7 +190,8 @@ def layernorm_mlp(
     name = check_activation(activation)
     if wi.ndim != 2:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [K, C], grouped_mlp takes one matrix per group")
-    placements = mlp_placements(matrix_placement("layernorm_mlp", sharding, x, wi), name)
+    placement = matrix_placement("layernorm_mlp", sharding, x, wi, wi=wi, wo=wo, bi=bi, bo=bo, state=state)
+    placements = mlp_placements(placement, name)
     check_mlp_operands(x, wi, wo, bi, bo, name, placements)
     spec = check_norm(norm, epsilon, x, gamma, beta)
     check_states(recipe, state, 1)

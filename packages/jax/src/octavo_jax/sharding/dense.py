@@ -23,15 +23,19 @@ from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.placement_of_call import placement_of
 
 
-def matrix_placement(function: str, sharding: MeshAxes | None, x: Array, kernel: Array) -> Placement | None:
+def matrix_placement(
+    function: str, sharding: MeshAxes | None, x: Array, kernel: Array, /, **operands: Any
+) -> Placement | None:
     """The placement of x [..., K] and a kernel of one matrix; None on one device.
+
+    operands   the kernel and all else beside x that a mesh may cut, by the names of `function`'s arguments
 
     Of a model's roles (`mesh_roles`) ep spreads tokens, and fsdp_dim="G" is as if it were not given. ValueError where a
     role is for groups, no mesh is in scope, or the shards do not divide the first axis of x.
     """
     is_of_model = sharding is None
     sharding = in_force(sharding)
-    check_unnamed(function, sharding, x=x, kernel=kernel)
+    check_unnamed(function, sharding, x=x, **operands)
     if sharding is None:
         return None
     if is_of_model and sharding.fsdp_dim == "G":

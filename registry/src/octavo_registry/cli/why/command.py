@@ -17,7 +17,7 @@ from octavo_registry.cli.recipes import complete_recipe, find_recipe
 from octavo_registry.cli.tracebacks import tracebacks
 from octavo_registry.cli.why.answer import answer, suppose
 from octavo_registry.cli.why.chips import parse_arch, parse_chip
-from octavo_registry.cli.why.question import MOE, OPERATIONS, SIZES, Question, one_of, parse_shape
+from octavo_registry.cli.why.question import MOE, OPERATIONS, SIZES, Question, check_options, one_of, parse_shape
 from octavo_registry.cli.why.ranks import ask_ranks
 from octavo_registry.cli.why.show import show
 from octavo_registry.contract.cards import MOVES, OPTIMIZERS, ROUTERS, Activation, Norm, Weight
@@ -56,8 +56,10 @@ def _known_framework(name: str) -> str:
 
 def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, tuple[int, int] | None]:
     """The device to ask for: the first accelerator that the framework sees, where none is named."""
-    if device == "cpu" or (device is not None and arch is not None):
-        return device, parse_arch(arch) if arch else None
+    if device is not None and arch is not None and device != "cpu":
+        return device, parse_arch(arch)
+    if device == "cpu" and arch is None:
+        return device, None
     record = framework_record(framework)
     devices: Sequence[Any] = ()
     if record is not None and record.bridge is not None:
@@ -67,6 +69,12 @@ def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, 
             raise BadInput(f"--device: {framework} cannot list its devices ({fault}); name one") from fault
     if device is None:
         device = next((d.kind for d in devices if d.kind != "cpu"), "cpu")
+    if device == "cpu" and arch is not None:
+        parse_arch(arch)
+        raise BadInput(
+            f"--arch: got {arch}, and the device is a cpu, which has no compute capability; give --device cuda, too, "
+            "or --hypothetical with a chip's name"
+        )
     seen = next((d.arch for d in devices if d.kind == device), None)
     return device, parse_arch(arch) if arch else seen
 
@@ -97,9 +105,13 @@ def why(
         typer.Option(metavar="CHIP", help="Ask about a chip that is not here, such as h100."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    operand: Annotated[str, typer.Option(help="The operand to quantize: x, w or dy.")] = "x",
-    activation: Annotated[str, typer.Option(help="For act_quantize, dact_quantize, mlp and moe.")] = "swiglu",
-    norm: Annotated[str, typer.Option(help="For norm_quantize: rms or layer.")] = "rms",
+    operand: Annotated[
+        str | None, typer.Option(help="For quantize and dequantize: x, w or dy.", show_default="x")
+    ] = None,
+    activation: Annotated[
+        str | None, typer.Option(help="For act_quantize, dact_quantize, mlp and moe.", show_default="swiglu")
+    ] = None,
+    norm: Annotated[str | None, typer.Option(help="For norm_quantize: rms or layer.", show_default="rms")] = None,
     weight: Annotated[
         str | None, typer.Option(help="How w is stored: nk as [G, N, K], torch's default; kn as [G, K, N], JAX's.")
     ] = None,
@@ -169,9 +181,10 @@ def why(
         training=not inference,
         weight=one_of("--weight", weight or _weight(name), WEIGHT_SHAPES),
     )
-    which: Operand = one_of("--operand", operand, get_args(Operand))
-    function: Activation = one_of("--activation", activation, get_args(Activation))
-    normalization: Norm = one_of("--norm", norm, get_args(Norm))
+    which: Operand = one_of("--operand", operand or "x", get_args(Operand))
+    function: Activation = one_of("--activation", activation or "swiglu", get_args(Activation))
+    normalization: Norm = one_of("--norm", norm or "rms", get_args(Norm))
+    check_options(op, operand=operand, activation=activation, norm=norm)
     question = Question(op, which, layer, chosen, function, normalization)
     names = tuple(part.strip() for text in backend or () for part in text.split(",")) or None
     with tracebacks(traceback):

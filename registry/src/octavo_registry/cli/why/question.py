@@ -122,6 +122,21 @@ class Question:
         return tuple(found)
 
 
+_OPTIONS_FOR: dict[str, frozenset[str]] = {
+    "operand": frozenset({"quantize", "dequantize"}),
+    "activation": frozenset({*ACTIVATED, MLP, MOE}),
+    "norm": frozenset({"norm_quantize"}),
+}
+
+
+def check_options(op: str, **given: str | None) -> None:
+    """BadInput for an option that the answer to `op` does not depend on."""
+    for name, value in given.items():
+        if value is not None and op not in _OPTIONS_FOR[name]:
+            whose = ", ".join(sorted(_OPTIONS_FOR[name]))
+            raise BadInput(f"--{name} {value}: {op} does not depend on it; leave it out (it is for {whose})")
+
+
 def parse_shape(text: str) -> tuple[int, int, int, int]:
     """M, K, N and G of `--shape`, which is G,K,N,M as in `octavo bench`."""
     parts = text.replace("x", ",").split(",")

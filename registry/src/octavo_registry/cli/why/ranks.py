@@ -21,7 +21,8 @@ def ask_ranks(question: Question, ranks: int) -> Sequence[tuple[str, str]]:
             f"--ranks: no front end of {framework} that is installed spreads a MoE layer over ranks; leave --ranks "
             "out, or give --framework torch"
         )
+    layer = question.layer
     try:
-        return guard(lambda: bridge.explain_exchange(question.recipe, ranks, question.layer.in_dtype))
+        return guard(lambda: bridge.explain_exchange(question.recipe, ranks, layer.in_dtype, layer.device))
     except Fault as fault:
         raise BadInput(f"--ranks: {framework} cannot tell what it exchanges ({fault}); leave it out") from fault

@@ -28,6 +28,7 @@ from octavo_conformance.problems.operands import (
     Problem,
     by_definition,
     draw_problem,
+    gemm_call,
     gemm_operand,
     to_framework,
 )
@@ -219,6 +220,27 @@ def _poisoned(tensor: QuantizedArray) -> QuantizedArray:
 
 
 @needs("gemm", variants.gemms)
+def test_sizes_of_either_width(case: Case, rng: Rng) -> None:
+    """Sizes are integers of 32 or of 64 bits, as callers have them, on the rows' device: the same bits."""
+    problem = draw_problem(rng, case.dtype)
+    run, operands = gemm_call(case, problem)
+    narrow = case.numpy(run(*operands, case.sizes(problem.sizes)))
+    wide = case.numpy(run(*operands, case.array(problem.sizes.astype(np.int64))))
+    assert_same_bits(wide, narrow, f"{case.gemm} with int64 sizes")
+
+
+@needs("gemm", variants.gemms)
+def test_no_rows(case: Case, rng: Rng) -> None:
+    """A batch without a row, as a rank has to which no token was sent: zeros of dw, and nothing else."""
+    _, K, N, G = MAIN
+    problem = draw_problem(rng, case.dtype, (0, K, N, G), np.zeros(G, dtype=np.int32))
+    actual = _run(case, _plan(case, problem), problem, _quantized(case, problem))
+    wanted = {"fprop": (0, N), "dgrad": (0, K), "wgrad": (G, N, K)}[case.gemm]
+    assert actual.shape == wanted, f"{case.gemm} of no rows has shape {actual.shape}, not {wanted}"
+    assert not actual.astype(np.float32).any(), f"{case.gemm} of no rows is not zero"
+
+
+@needs("gemm", variants.gemms)
 def test_all_groups_empty(case: Case, rng: Rng) -> None:
     """Sizes that are all zero give zeros and neither NaN nor a hang (faults 1, 3, 5, 34)."""
     problem = draw_problem(rng, case.dtype, sizes=np.zeros(MAIN[3], dtype=np.int32))
@@ -228,15 +250,33 @@ def test_all_groups_empty(case: Case, rng: Rng) -> None:
 
 @needs("gemm", variants.mx_wgrads)
 def test_wgrad_accumulates(case: Case, rng: Rng, measure: Measure) -> None:
-    """With `out` and accumulate=True dw is added to it, and an empty group leaves its part untouched to the bit."""
+    """With `out` and accumulate=True dw is added to it, and an empty group leaves its part untouched to the bit: in
+    fp32, and in the operands' dtype where that is served. A framework whose arrays cannot be written gets the sum."""
     problem = draw_problem(rng, case.dtype)
     problem.sizes[int(rng.integers(len(problem.sizes)))] = 0
+    _, N, K = problem.w.shape
+    served = [
+        dtype
+        for dtype in dict.fromkeys(("float32", case.dtype))
+        if case.refusal_of(case.request("wgrad", k=K, n=N, groups=len(problem.sizes), out_dtype=dtype)) is None
+    ]
+    if not served:
+        _plan(case, problem, out_dtype="float32")  # skips with the reason
+    for dtype in served:
+        _check_sum(case, rng, problem, dtype, measure)
+
+
+def _check_sum(case: Case, rng: Rng, problem: Problem, dtype: Any, measure: Measure) -> None:
     quantized = _quantized(case, problem)
-    plan = _plan(case, problem, out_dtype="float32")
+    plan = _plan(case, problem, out_dtype=dtype)
     G, N, K = problem.w.shape
-    row, column = rng.standard_normal((G, N)).astype(np.float32), np.ones((G, K), dtype=np.float32)
-    start = row[:, :, None] * column[:, None, :]
-    actual = _run(case, plan, problem, quantized, out=case.array(start.copy()), accumulate=True)
+    row = rng.standard_normal((G, N)).astype(DTYPES[dtype])
+    start = np.ascontiguousarray(np.broadcast_to(row[:, :, None], (G, N, K)))
+    out = case.array(start.copy())
+    actual = _run(case, plan, problem, quantized, out=out, accumulate=True)
+    assert actual.dtype == DTYPES[dtype], f"dw is {actual.dtype}, its accumulator {dtype}"
+    if case.writes_arrays:
+        assert_same_bits(case.numpy(out), actual, "the accumulator, beside what was returned")
     parts = [
         replace(
             part,
@@ -266,6 +306,7 @@ def test_poisoned_out_is_overwritten(case: Case, rng: Rng) -> None:
             raise
         pytest.skip(f"no out: {error}")
     assert_same_bits(actual, fresh, f"{case.gemm} into a poisoned out")
+    assert_same_bits(case.numpy(poison), fresh, "out itself, which callers read")
 
 
 def _long_problem(case: Case, rng: Rng, length: int, others: tuple[int, int]) -> Problem:

@@ -155,10 +155,9 @@ def test_nan_in_nan_out(case: Case, rng: Rng) -> None:
     x[row, column] = rng.choice([np.nan, np.inf, -np.inf])
     values = decoded(quantized(case, x, SIZES, **arguments_for(case.spec, rng, GROUPS)))
     assert np.isnan(values["rowwise"][row, column])
-    if not case.spec.hadamard:
-        assert np.isnan(values["columnwise"][row, column])
-    else:
-        assert np.isnan(values["columnwise"]).any()
+    if "columnwise" in values:
+        columns = values["columnwise"]
+        assert np.isnan(columns).any() if case.spec.hadamard else np.isnan(columns[row, column])
 
 
 @needs("quantize", variants.mx)

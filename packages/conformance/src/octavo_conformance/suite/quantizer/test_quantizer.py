@@ -10,7 +10,7 @@ from octavo import QuantizerSpec
 from octavo_conformance.cards import variants
 from octavo_conformance.cards.needs import needs, needs_the_rest
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor, read_back
-from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, pair, sizes_for
+from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, as_given, pair, sizes_for
 from octavo_conformance.problems.case import Case, Examples
 from octavo_conformance.problems.inputs import (
     DTYPES,
@@ -55,6 +55,27 @@ def test_bits_of_what_else_is_declared(case: Case, rng: Rng) -> None:
 def test_bits_of_subnormal_inputs(case: Case, rng: Rng) -> None:
     """Subnormal inputs are preserved, not flushed: alone in a group, and among normal values."""
     _compare(case, rng, ("subnormal", "wide"), 2)
+
+
+@needs("quantize", variants.one_a_scaling)
+def test_bits_with_sizes_of_either_width(case: Case, rng: Rng) -> None:
+    """Sizes are integers of 32 or of 64 bits, as callers have them, on the rows' device: the same bits."""
+    sizes = sizes_for(rng)
+    x = draw(rng, (ROWS, COLUMNS), case.dtype)
+    arguments = arguments_for(case.spec, rng, GROUPS)
+    plan = case.plan("quantize", k=COLUMNS, groups=GROUPS)
+    expected = quantize(x, case.spec, sizes, **arguments)
+    for width in (np.int32, np.int64):
+        given = case.array(sizes.astype(width))
+        tensor = plan.run(case.array(x), given, operand=case.spec.role, **as_given(case, arguments))
+        assert_same_tensor(case, tensor, expected, f"{np.dtype(width)} sizes: ")
+
+
+@needs("quantize", variants.one_a_scaling)
+def test_bits_of_no_rows(case: Case, rng: Rng) -> None:
+    """A batch without a row has codes of no row, and scales of groups that are all empty."""
+    sizes, x = np.zeros(GROUPS, dtype=np.int32), np.zeros((0, COLUMNS), dtype=DTYPES[case.dtype])
+    assert_same_tensor(case, *pair(case, x, sizes, **arguments_for(case.spec, rng, GROUPS)))
 
 
 @needs("quantize", variants.ragged)
@@ -119,7 +140,8 @@ def test_one_plane_has_the_bits_it_has_beside_the_other(case: Case, rng: Rng, fu
     sizes = sizes_for(rng)
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
     arguments = arguments_for(case.spec, rng, GROUPS)
-    for orientation in ("rowwise", "columnwise") if full else (str(rng.choice(["rowwise", "columnwise"])),):
+    made = case.spec.directions
+    for orientation in made if full else (str(rng.choice(made)),):
         spec = QuantizerSpec(**(case.spec.model_dump() | {"orientation": orientation}))
         assert_same_tensor(case, *pair(case, x, sizes, spec=spec, **arguments))
 
@@ -158,14 +180,28 @@ def test_bits_of_transposed_inputs(case: Case, rng: Rng) -> None:
 
 @needs("dequantize", variants.one_a_scaling)
 def test_dequantized_bits(case: Case, rng: Rng) -> None:
-    """dequantize gives the definition's fp32 values: one product, every NaN 0x7FC00000, zeros past the sum."""
+    """dequantize gives the definition's fp32 values of either plane: one product, every NaN 0x7FC00000, zeros past the
+    sum; and of weights, where these are served."""
     sizes = sizes_for(rng)
     x = draw_mixed(rng, sizes, ROWS, COLUMNS, case.dtype, case.spec.format, ("gauss", "wide", "nonfinite"))
-    spec = QuantizerSpec(**(case.spec.model_dump() | {"orientation": "rowwise", "hadamard": False}))
-    expected = quantize(x, spec, sizes, **arguments_for(spec, rng, GROUPS))
-    plan = case.plan("dequantize", quantizer=spec, out_dtype="float32", k=COLUMNS, groups=GROUPS)
-    values = case.numpy(plan.run(to_framework(case, expected, case.sizes(sizes))))
-    assert_same_bits(values, dequantize(expected, "rowwise"), "dequantized values")
+    for direction in case.spec.directions:
+        spec = QuantizerSpec(**(case.spec.model_dump() | {"orientation": direction, "hadamard": False}))
+        expected = quantize(x, spec, sizes, **arguments_for(spec, rng, GROUPS))
+        plan = case.plan("dequantize", quantizer=spec, out_dtype="float32", k=COLUMNS, groups=GROUPS)
+        values = case.numpy(plan.run(to_framework(case, expected, case.sizes(sizes)), direction))
+        assert_same_bits(values, dequantize(expected, direction), f"dequantized {direction} values")
+
+
+@needs("dequantize", variants.stacked)
+def test_dequantized_bits_of_weights(case: Case, rng: Rng) -> None:
+    """The same of stacked matrices, in both planes."""
+    _, K, N, groups = MAIN
+    w = draw(rng, (groups, N, K), case.dtype, "wide")
+    expected = quantize(w, case.spec, None, **arguments_for(case.spec, rng, groups))
+    plan = case.plan("dequantize", quantizer=case.spec, out_dtype="float32", k=K, groups=groups)
+    for direction in case.spec.directions:
+        values = case.numpy(plan.run(to_framework(case, expected, None), direction))
+        assert_same_bits(values, dequantize(expected, direction), f"dequantized {direction} values of weights")
 
 
 @needs("quantize", variants.stochastic)
@@ -180,7 +216,7 @@ def test_same_seed_same_bits(case: Case, rng: Rng) -> None:
     other = valid(read_back(case, case.quantize(x, sizes, seed=seed + 2**32), expected))
     for name, plane in planes.items():
         assert_same_bits(again[name], plane, f"{name} with the same seed")
-    for name in ("rowwise", "columnwise"):
+    for name in case.spec.directions:
         assert planes[name].any(), f"{name} is all zeros"
         differ = float(np.mean(planes[name] != other[name]))
         assert differ > 0.02, f"{name}: two seeds differ in {differ:.1%} of the codes"

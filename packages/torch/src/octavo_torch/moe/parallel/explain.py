@@ -42,13 +42,15 @@ def explain_exchange(
     exchange: Exchange | None = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str | None = None,
 ) -> ExchangePlan:
     """What `moe_mlp(..., recipe=recipe, ep=, exchange=exchange)` does over so many ranks, for tokens of `dtype`.
 
-    ranks   how many, and nothing is sent; or `ep` itself: then every rank asks at once, the first time they tell each
-            other where they run, and the route is the one that they take
+    ranks    how many, and nothing is sent; or `ep` itself: then every rank asks at once, the first time they tell each
+             other where they run, and the route is the one that they take
+    device   where tokens are, which need not be here; None: on the current GPU, where there is one
 
-    Tokens are on the current GPU, where there is one. Raises ValueError for arguments that do not fit.
+    Raises ValueError for arguments that do not fit.
     """
     recipe = recipe_of(recipe)
     if not isinstance(ranks, dist.ProcessGroup | DeviceMesh):
@@ -58,7 +60,9 @@ def explain_exchange(
     check_dtype(dtype)
     options = check_exchange(exchange)
     number = ranks if isinstance(ranks, int) else ranks.size()
-    return _described(recipe, number, _route(ranks, options), options, dtype)
+    tokens_on = _device(device)
+    route = _route(ranks, options, tokens_on)
+    return _described(recipe, number, route, options, dtype, tokens_on)
 
 
 def explain_own_exchange(
@@ -70,10 +74,13 @@ def explain_own_exchange(
         "peer",
         f"peer memory, if each of {group.ranks} ranks reaches that of the others; the first forward finds out",
     )
-    return _described(recipe, group.ranks, route, options, like.dtype)
+    return _described(recipe, group.ranks, route, options, like.dtype, like.device)
 
 
-def _described(recipe: Recipe, ranks: int, route: Route, options: Exchange, dtype: torch.dtype) -> ExchangePlan:
+def _described(
+    recipe: Recipe, ranks: int, route: Route, options: Exchange, dtype: torch.dtype, device: torch.device
+) -> ExchangePlan:
+    on_gpu = device.type == "cuda"
     once = "once to each rank that has one of its experts"
     sums = options.returns == "sums"
     lines = (
@@ -88,8 +95,8 @@ def _described(recipe: Recipe, ranks: int, route: Route, options: Exchange, dtyp
             else f"every choice's row in {DTYPE_NAMES[dtype]}, summed at home in fp32 in the order of the choices",
         ),
         ("bits", _bits(recipe, options, dtype)),
-        ("overlap", _OVERLAP[route.name]),
-        ("faults", _FAULTS[route.name]),
+        ("overlap", _OVERLAP[route.name] if on_gpu else _NO_OVERLAP),
+        ("faults", _FAULTS[route.name if on_gpu else "collective"]),
     )
     return ExchangePlan(route.name, route.reason, lines)
 
@@ -99,6 +106,7 @@ _OVERLAP: dict[RouteName, str] = {
     "peer": "tokens are on their way while weights are quantized and rows get their places, dy while the activation is "
     "made again, and dx while the gradient of w1 is computed",
 }
+_NO_OVERLAP = "none: on a CPU the ranks wait for each message before they compute on"
 _FAULTS: dict[RouteName, str] = {
     "collective": "a rank whose call differs is named at once; a rank that has ended, or does not answer, "
     f"{GRACE_SECONDS:g} s after the group's timeout at the latest",
@@ -107,9 +115,21 @@ _FAULTS: dict[RouteName, str] = {
 }
 
 
-def _route(ranks: int | ExpertRanks, options: Exchange) -> Route:
+def _device(given: object) -> torch.device:
+    """As tensors name it: with the number of the GPU, where there is one. ValueError for what names no device."""
+    here = torch.cuda.is_available()
+    name = given if given is not None else "cuda" if here else "cpu"
+    try:
+        device = torch.device(name) if isinstance(name, str) else name
+    except RuntimeError:
+        device = None
+    if not isinstance(device, torch.device):
+        raise ValueError(f"device is {brief(given)}; give a torch.device or its name, such as 'cuda'")
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") and here else device
+
+
+def _route(ranks: int | ExpertRanks, options: Exchange, device: torch.device) -> Route:
     """That of a group, or what is known of it without one."""
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     static = options.rows is not None
     if not isinstance(ranks, int):
         group = expert_group(ranks)

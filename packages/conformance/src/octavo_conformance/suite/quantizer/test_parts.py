@@ -1,0 +1,107 @@
+"""The optional parts of a quantizer's answer: front ends take what is there and never look whether it is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo_conformance.cards import variants
+from octavo_conformance.cards.needs import needs
+from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor
+from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, as_given
+from octavo_conformance.problems.case import Case
+from octavo_conformance.problems.inputs import Array, Rng, draw, draw_sizes, offsets
+from octavo_conformance.problems.operands import MAIN
+from octavo_numerics import QuantizedArray, quantize
+from octavo_registry.contract.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One operand as the answer's functions take it, and what the definition makes of it."""
+
+    plan: Plan[Any, Any]
+    x: Any
+    sizes: Any
+    how: dict[str, Any]
+    expected: QuantizedArray
+    amax: Array
+
+
+def _call(case: Case, rng: Rng, poison: bool) -> Call:
+    """Rows with an empty group and a tail of NaN, or stacked matrices; with `poison` a NaN in one group."""
+    if case.variant.stacked:  # type: ignore[union-attr]
+        _, K, N, groups = MAIN
+        x, sizes = draw(rng, (groups, N, K), case.dtype), None
+        parts = list(x)
+    else:
+        K, groups, sizes = COLUMNS, GROUPS, draw_sizes(rng, GROUPS, ROWS - 31)
+        x, starts = draw(rng, (ROWS, COLUMNS), case.dtype), offsets(sizes)
+        x[int(sizes.sum()) :] = np.nan
+        parts = [x[starts[g] : starts[g + 1]] for g in range(groups)]
+    if poison:
+        next(part for part in parts if part.size)[0, 0] = np.nan
+    arguments = arguments_for(case.spec, rng, groups)
+    return Call(
+        case.plan("quantize", k=K, groups=groups),
+        case.array(x),
+        None if sizes is None else case.sizes(sizes),
+        {"operand": case.spec.role, **as_given(case, arguments)},
+        quantize(x, case.spec, sizes, **arguments),
+        np.array([np.abs(part.astype(np.float32)).max(initial=0) for part in parts], np.float32),
+    )
+
+
+def _assert_amax(case: Case, measured: Any, expected: Array) -> None:
+    """NaN is NaN, whatever its bits."""
+    amax = case.numpy(measured)
+    assert amax.dtype == np.float32, f"amax is {amax.dtype}; it is fp32 [G]"
+    nan = np.isnan(expected)
+    assert np.array_equal(np.isnan(amax), nan), f"amax is {amax.tolist()}, of values with {expected.tolist()}"
+    assert_same_bits(np.where(nan, 0, amax), np.where(nan, np.float32(0), expected), "amax")
+
+
+@needs("quantize", variants.rows_and_weights)
+def test_codes_and_amax_in_one_pass(case: Case, rng: Rng) -> None:
+    """`with_amax`, from which delayed scaling makes its next scales: the definition's codes, and the largest magnitude
+    of each group, NaN where it holds one, 0 where it is empty, whatever stands past the sum (fault 14)."""
+    for poison in (False, True):
+        call = _call(case, rng, poison)
+        if call.plan.bound.with_amax is None:
+            pytest.skip("the answer has no with_amax: front ends read the operand once more")
+        codes, amax = call.plan.bound.with_amax(call.x, call.sizes, **call.how)
+        assert_same_tensor(case, codes, call.expected, "with_amax: ")
+        _assert_amax(case, amax, call.amax)
+
+
+@needs("quantize", variants.stacked)
+def test_codes_over_an_earlier_result(case: Case, rng: Rng) -> None:
+    """`into` writes every plane over another weight's, and the amax where it is wanted; with a flag that is not 0 it
+    leaves all of it as it was (fault 37)."""
+    first, second = _call(case, rng, poison=True), _call(case, rng, poison=False)
+    into, measures = first.plan.bound.into, first.plan.bound.with_amax is not None
+    if into is None:
+        pytest.skip("the answer has no into: front ends quantize anew and copy")
+    out = first.plan.run(first.x, first.sizes, **first.how)
+    poison = np.full(len(first.amax), np.nan, np.float32)
+    for flag, expected, measured in (1, first, poison), (0, second, second.amax):
+        amax = case.array(poison.copy()) if measures else None
+        unchanged = case.array(np.array([flag], np.int32))
+        into(second.x, second.sizes, out=out, amax=amax, unchanged=unchanged, **second.how)
+        assert_same_tensor(case, out, expected.expected, f"into, unchanged {flag}: ")
+        if measures:
+            _assert_amax(case, amax, measured)
+
+
+@needs("quantize", variants.one_a_scaling)
+def test_prepared_sizes_change_no_bit(case: Case, rng: Rng) -> None:
+    """`prepare`, whose answer a layer gives to all of its operations on rows: the codes of the sizes themselves."""
+    call = _call(case, rng, poison=False)
+    if call.plan.prepare is None:
+        pytest.skip("the answer has no prepare: front ends give sizes as they are")
+    prepared = call.plan.prepare(call.sizes, ROWS, call.x)
+    codes = call.plan.run(call.x, prepared, **call.how)
+    assert_same_tensor(case, codes, call.expected, "prepared sizes: ")
