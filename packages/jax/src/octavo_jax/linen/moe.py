@@ -38,11 +38,11 @@ class MoE(MLPModule):
     num_experts: int  # type: ignore[misc]  # mypy takes kernel_init, which is keyword-only, for the first field
     hidden: int  # type: ignore[misc]
     k: int = field(kw_only=True)
-    score: Score = "softmax"
-    groups: int = 1
-    kept_groups: int = 1
+    score: Score = field(default="softmax", kw_only=True)
+    groups: int = field(default=1, kw_only=True)
+    kept_groups: int = field(default=1, kw_only=True)
     renormalize: bool = True
-    scale: float = 1.0
+    scale: float = field(default=1.0, kw_only=True)
     weights_on: WeightsOn = "activation"
     exchange: Exchange = DEFAULT_EXCHANGE
     form: Form = "standard"
