@@ -81,6 +81,29 @@ def test_two_benchmarks(tmp_path: Path, run: Any) -> None:
     assert "3 slower" in run("compare", str(tmp_path / "1.json"), str(tmp_path / "2.json")).out
 
 
+def test_rows_that_differ_in_how_they_ran_are_apart(tmp_path: Path, run: Any) -> None:
+    """By the route, the payload, the devices or the policy; rows that say the same of themselves are numbered. Each
+    of them took the place of the one before it, and the second file's other order made it twice as fast."""
+    ways: list[dict[str, Any]] = [
+        {"route": "collective", "payload": False}, {"route": "peer", "payload": False},
+        {"route": "peer", "payload": True}, {"devices": 4}, {"policy": "remat"}, {"policy": "save_all"}, {}, {},
+    ]  # fmt: skip
+    rows = [
+        {
+            "kind": "bf16",
+            "shape": [8, 64, 32, 128],
+            **way,
+            "us": {"median": 10 * at, "low": 10 * at, "high": 10 * at + 1},
+        }
+        for at, way in enumerate(ways, start=1)
+    ]
+    one = {"command": "octavo bench ep", "rows": rows}
+    two = {"command": "octavo bench ep", "rows": [*reversed(rows[:-2]), *rows[-2:]]}
+    result = run("compare", written(tmp_path / "1.json", one), written(tmp_path / "2.json", two), "--json")
+    assert [row["ratio"] for row in result.json["rows"]] == [1] * len(rows)
+    assert len({tuple(row["what"]) for row in result.json["rows"]}) == len(rows)
+
+
 def test_benchmarks_without_a_row_in_common(tmp_path: Path, run: Any) -> None:
     """They are of two commands, or of other shapes: one line says so, where a table of no rows said nothing."""
     step = {"command": "octavo bench step --quick", **timed(("moe", 9, 8, 10))}
