@@ -57,6 +57,6 @@ def replicas(group: ExpertGroup, given: ProcessGroup) -> ProcessGroup | None:
         return None
     raise ValueError(
         f"process_group has {given.size()} ranks, of which {numbers(shared)} have different experts by ep=, "
-        "and their amax would be mixed; call update_scales of this layer with the group of its replicas, which have the "
-        "same experts"
+        "and their amax would be mixed; call update_scales of this layer with the group of its replicas, which have "
+        "the same experts"
     )
