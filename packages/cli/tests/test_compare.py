@@ -192,6 +192,28 @@ def test_advice_names_where_its_times_come_from(tmp_path: Path, run: Any) -> Non
     assert re.search(r"mxfp8-folded .*0.120 ms +measured", folded.out), "what computes it was measured"
 
 
+def test_a_gemm_of_values_has_the_time_of_values(tmp_path: Path, run: Any) -> None:
+    """A recipe whose dgrad and wgrad are high precision was given the time of three FP8 GEMMs, as measured."""
+    recipe = tmp_path / "forward.json"
+    recipe.write_text(octavo.BlockScaling(dgrad="high_precision", wgrad="high_precision").to_json())
+    arguments = ["advise", "--shape", "2,64,32,128", "--recipes", str(recipe), "--json", "--results"]
+    both = written(tmp_path / "both.json", timed(("bf16", 100, 99, 101), ("block", 40, 39, 41)))
+    (row,) = run(*arguments, both).json["recipes"]
+    assert (row["us"], row["time"]) == (240.0, "measured")
+    (row,) = run(*arguments, written(tmp_path / "block.json", timed(("block", 40, 39, 41)))).json["recipes"]
+    assert row["time"] == "roofline"
+
+
+@pytest.mark.parametrize("median", [math.nan, -5, 0, True, "fast", None])
+def test_a_median_that_is_no_time_is_refused(tmp_path: Path, run: Any, median: object) -> None:
+    """NaN was the smallest of all, or never; others were tracebacks."""
+    results = written(tmp_path / "r.json", timed(("bf16", median, 99, 101)))  # type: ignore[arg-type]
+    result = run("advise", "--shape", "2,64,32,128", "--results", results)
+    assert result.code == 2
+    assert "which is no time; name a file of octavo bench gemm" in result.err
+    assert run("advise", "--shape", "2,64,32,128", "--results", written(tmp_path / "r.json", {"rows": ["x"]})).code == 2
+
+
 def test_quantizers_count_where_experts_have_few_rows(run: Any) -> None:
     """128 experts of 16 rows: making the weights' codes for one micro-batch takes longer than products of codes save;
     shared by many it does not."""
