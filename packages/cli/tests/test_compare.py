@@ -210,7 +210,7 @@ def test_a_median_that_is_no_time_is_refused(tmp_path: Path, run: Any, median: o
     results = written(tmp_path / "r.json", timed(("bf16", median, 99, 101)))  # type: ignore[arg-type]
     result = run("advise", "--shape", "2,64,32,128", "--results", results)
     assert result.code == 2
-    assert "which is no time; name a file of octavo bench gemm" in result.err
+    assert "which is not a time; name a file of octavo bench gemm" in result.err
     assert run("advise", "--shape", "2,64,32,128", "--results", written(tmp_path / "r.json", {"rows": ["x"]})).code == 2
 
 

@@ -250,7 +250,7 @@ def _median(path: Path, row: Mapping[str, Any]) -> float:
     median = times.get("median") if isinstance(times, Mapping) else None
     if isinstance(median, bool) or not isinstance(median, int | float) or not 0 < median < math.inf:
         raise InputError(
-            f"--results {path}: the {row['gemm']} of {row.get('case')} has the median {median!r}, which is no time; "
+            f"--results {path}: the {row['gemm']} of {row.get('case')} has the median {median!r}, which is not a time; "
             "name a file of octavo bench gemm"
         )
     return float(median)
