@@ -81,6 +81,29 @@ def test_two_benchmarks(tmp_path: Path, run: Any) -> None:
     assert "3 slower" in run("compare", str(tmp_path / "1.json"), str(tmp_path / "2.json")).out
 
 
+def test_rows_that_differ_in_how_they_ran_are_apart(tmp_path: Path, run: Any) -> None:
+    """By the route, the payload, the devices or the policy; rows that say the same of themselves are numbered. Each
+    of them took the place of the one before it, and the second file's other order made it twice as fast."""
+    ways: list[dict[str, Any]] = [
+        {"route": "collective", "payload": False}, {"route": "peer", "payload": False},
+        {"route": "peer", "payload": True}, {"devices": 4}, {"policy": "remat"}, {"policy": "save_all"}, {}, {},
+    ]  # fmt: skip
+    rows = [
+        {
+            "kind": "bf16",
+            "shape": [8, 64, 32, 128],
+            **way,
+            "us": {"median": 10 * at, "low": 10 * at, "high": 10 * at + 1},
+        }
+        for at, way in enumerate(ways, start=1)
+    ]
+    one = {"command": "octavo bench ep", "rows": rows}
+    two = {"command": "octavo bench ep", "rows": [*reversed(rows[:-2]), *rows[-2:]]}
+    result = run("compare", written(tmp_path / "1.json", one), written(tmp_path / "2.json", two), "--json")
+    assert [row["ratio"] for row in result.json["rows"]] == [1] * len(rows)
+    assert len({tuple(row["what"]) for row in result.json["rows"]}) == len(rows)
+
+
 def test_benchmarks_without_a_row_in_common(tmp_path: Path, run: Any) -> None:
     """They are of two commands, or of other shapes: one line says so, where a table of no rows said nothing."""
     step = {"command": "octavo bench step --quick", **timed(("moe", 9, 8, 10))}
@@ -167,6 +190,28 @@ def test_advice_names_where_its_times_come_from(tmp_path: Path, run: Any) -> Non
     folded = run(*arguments[:4], "mxfp8,mxfp8-folded", "--results", results)
     assert re.search(r"no products of mxfp8: .* For mxfp8, products=.folded. .mxfp8-folded. multiplies FP8", folded.out)
     assert re.search(r"mxfp8-folded .*0.120 ms +measured", folded.out), "what computes it was measured"
+
+
+def test_a_gemm_of_values_has_the_time_of_values(tmp_path: Path, run: Any) -> None:
+    """A recipe whose dgrad and wgrad are high precision was given the time of three FP8 GEMMs, as measured."""
+    recipe = tmp_path / "forward.json"
+    recipe.write_text(octavo.BlockScaling(dgrad="high_precision", wgrad="high_precision").to_json())
+    arguments = ["advise", "--shape", "2,64,32,128", "--recipes", str(recipe), "--json", "--results"]
+    both = written(tmp_path / "both.json", timed(("bf16", 100, 99, 101), ("block", 40, 39, 41)))
+    (row,) = run(*arguments, both).json["recipes"]
+    assert (row["us"], row["time"]) == (240.0, "measured")
+    (row,) = run(*arguments, written(tmp_path / "block.json", timed(("block", 40, 39, 41)))).json["recipes"]
+    assert row["time"] == "roofline"
+
+
+@pytest.mark.parametrize("median", [math.nan, -5, 0, True, "fast", None])
+def test_a_median_that_is_no_time_is_refused(tmp_path: Path, run: Any, median: object) -> None:
+    """NaN was the smallest of all, or never; others were tracebacks."""
+    results = written(tmp_path / "r.json", timed(("bf16", median, 99, 101)))  # type: ignore[arg-type]
+    result = run("advise", "--shape", "2,64,32,128", "--results", results)
+    assert result.code == 2
+    assert "which is not a time; name a file of octavo bench gemm" in result.err
+    assert run("advise", "--shape", "2,64,32,128", "--results", written(tmp_path / "r.json", {"rows": ["x"]})).code == 2
 
 
 def test_quantizers_count_where_experts_have_few_rows(run: Any) -> None:

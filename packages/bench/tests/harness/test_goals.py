@@ -225,6 +225,8 @@ def test_step_goals_of_a_run(judged: Any, described: Any) -> None:
         ("[goals]\ngemm = [{ measure = 'us', at_most = 1, at_least = 1 }]", "give either at_least or at_most"),
         ("[goals]\ngemm = [{ measure = 'us', at_most = 'absent' }]", "a rule names the figures 'absent'"),
         ("[goals]\ngemm = [{ measure = 'us', atmost = 1 }]", "goals.gemm.0.atmost"),
+        ("[goals]\ngemm = [{ measure = 'us', at_least = nan }]", "finite number"),
+        ("[goals]\ngemm = [{ measure = 'us', at_most = 1, name = '{of}' }]", "it may hold {needed} and {measure}"),
         ("goal = 1", "--goals"),
     ],
 )
@@ -233,6 +235,29 @@ def test_a_goals_file_that_does_not_fit_is_refused(text: str, named: str, tmp_pa
     path = tmp_path / "goals.toml"
     path.write_text(text)
     with pytest.raises(InputError, match=named):
+        read_goals(path)
+
+
+def test_goals_that_no_row_can_have_are_told_of() -> None:
+    """A benchmark or a measure that is misspelled; goals of another machine are none of this run's."""
+    rules = [
+        {"measure": "m", "at_most": 1},
+        {"measure": "us", "at_most": 1},
+        {"measure": "x", "at_most": 1, "gpu": "B"},
+    ]
+    goals = Goals.model_validate({"goals": {"step": rules}})
+    assert goals.unread("step", ["us", "ms", "us"], Place("cuda", "A")) == [
+        "--goals: no row has the measure 'm'; measures of these rows: 'us', 'ms'"
+    ]
+    assert goals.unread("step", ["us"], Place("cpu")) == []
+    assert goals.unread("gemm", ["us"], Place("cuda")) == ["--goals has no goals of gemm; it has those of step"]
+
+
+def test_a_goals_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """In one line, and not as a traceback."""
+    path = tmp_path / "goals.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="is not UTF-8 text"):
         read_goals(path)
 
 

@@ -23,6 +23,7 @@ Array = NDArray[Any]
 GEMMS = ("fprop", "dgrad", "wgrad")
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 _KEPT: tuple[Operand, ...] = ("x", "w")  # from forward to backward
+_VALUES = "high_precision"
 _SCALE_BYTES = {"fp32": 4, "e8m0": 1, "e4m3": 1}
 
 
@@ -135,20 +136,31 @@ def advice_on(
     shape: Shape,
     weights: Array,
     chip: Chip,
-    measured: Mapping[str, float],
+    measured: Mapping[tuple[str, str], float],
     micro_batches: int = 1,
 ) -> Advice:
     """What is known of one recipe.
 
-    measured       microseconds of the three GEMMs by kind of recipe, at this shape; of a recipe that another one
-                   computes, that one's
+    measured       what measured_us has found at this shape
     micro_batches  that share the weights' codes
     """
     quantized = recipe.quantizer("w") is not None
     judged = verdict(weights, recipe).worst_sqnr if quantized else math.inf
-    us, quantizing = measured.get(recipe.computed_as.kind), quantizing_us(recipe, shape, chip, micro_batches)
+    us, quantizing = _measured(recipe, measured), quantizing_us(recipe, shape, chip, micro_batches)
     is_measured, gemms = us is not None, roofline_us(recipe, shape, chip) if us is None else us
     return Advice(name, judged, bytes_of(recipe, shape), gemms, is_measured, quantizing)
+
+
+def _measured(recipe: Recipe, measured: Mapping[tuple[str, str], float]) -> float | None:
+    """Microseconds of the three GEMMs, each as the recipe computes it; None unless all of them were measured. Of a
+    recipe that another one computes, that one's count."""
+    quantized = recipe.computed_as.kind
+    each = [
+        measured.get((quantized if recipe.quantizes(gemm) else _VALUES, gemm))  # type: ignore[arg-type]
+        for gemm in GEMMS
+    ]
+    known = [us for us in each if us is not None]
+    return sum(known) if len(known) == len(each) else None
 
 
 def bytes_of(recipe: Recipe, shape: Shape) -> int:
@@ -204,17 +216,17 @@ def roofline_us(recipe: Recipe, shape: Shape, chip: Chip) -> float:
     return total * 1e6
 
 
-def measured_us(files: Iterable[Path], shape: Shape, chip: Chip) -> tuple[dict[str, float], list[str]]:
-    """Microseconds of the three GEMMs by kind of recipe, from `octavo bench gemm` on this chip at this shape.
+def measured_us(files: Iterable[Path], shape: Shape, chip: Chip) -> tuple[dict[tuple[str, str], float], list[str]]:
+    """Microseconds by kind of recipe and GEMM, from `octavo bench gemm` on this chip at this shape.
 
     Also what was read, in sentences. InputError for a file that is not one.
     """
-    found: dict[str, dict[str, float]] = {}
+    found: dict[tuple[str, str], float] = {}
     notes = []
     for path in files:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            rows = content["rows"]
+            rows = [{**row} for row in content["rows"]]
             gpu = str(content["machine"].get("gpu", content["machine"].get("processor", "")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             told = getattr(error, "strerror", None) or "it is no result of octavo bench"
@@ -225,11 +237,23 @@ def measured_us(files: Iterable[Path], shape: Shape, chip: Chip) -> tuple[dict[s
         used = 0
         for row in rows:
             if row.get("shape") == shape.key and row.get("gemm") in GEMMS and row.get("sizes", "even") == "even":
-                kind = "high_precision" if row.get("case") == "bf16" else str(row.get("case"))
-                found.setdefault(kind, {})[row["gemm"]] = float(row["us"]["median"])
+                kind = _VALUES if row.get("case") == "bf16" else str(row.get("case"))
+                found[kind, row["gemm"]] = _median(path, row)
                 used += 1
         notes.append(f"{path.name} ({gpu}, {content.get('date', 'no date')}): {used} rows of this shape")
-    return {kind: sum(gemms.values()) for kind, gemms in found.items() if len(gemms) == len(GEMMS)}, notes
+    return found, notes
+
+
+def _median(path: Path, row: Mapping[str, Any]) -> float:
+    """Of a row's times; InputError where it has none."""
+    times = row.get("us")
+    median = times.get("median") if isinstance(times, Mapping) else None
+    if isinstance(median, bool) or not isinstance(median, int | float) or not 0 < median < math.inf:
+        raise InputError(
+            f"--results {path}: the {row['gemm']} of {row.get('case')} has the median {median!r}, which is not a time; "
+            "name a file of octavo bench gemm"
+        )
+    return float(median)
 
 
 def best(advice: Iterable[Advice], least_sqnr: float) -> Advice | None:

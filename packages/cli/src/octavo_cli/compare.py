@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from octavo_registry.cli.output import print_json, print_line, print_table
 
 _IDENTITY = (
     *("case", "kind", "peer", "gemm", "way", "shape", "sizes", "grouping", "choices", "backend", "backends"),
-    *("weights_reused", "groups", "threads", "fused"),
+    *("weights_reused", "groups", "threads", "fused", "devices", "route", "payload", "policy", "operand", "recipe"),
 )
 """Fields of a benchmark's row that say what was measured, in the order in which they are shown."""
 
@@ -176,15 +177,23 @@ def _print_trained(rows: list[dict[str, Any]]) -> None:
 
 
 def _rows(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Time]]:
-    """What was measured, as text, and its time, of every row of every section."""
+    """What was measured, as text, and its time, of every row of every section; rows that say the same are numbered."""
+    seen: Counter[tuple[str, ...]] = Counter()
     for section, rows in content.items():
         if not isinstance(rows, list):
             continue
         for row in rows:
             time = Time.of(row) if isinstance(row, Mapping) else None
             if time is not None:
-                said = (f"{_text(row[name])}" for name in _IDENTITY if row.get(name) not in (None, [], ""))
-                yield (section, *said), time
+                said = (_said(name, row[name]) for name in _IDENTITY if row.get(name) not in (None, [], "", False))
+                key = (section, *said)
+                seen[key] += 1
+                yield key if seen[key] == 1 else (*key, f"({seen[key]})"), time
+
+
+def _said(name: str, value: object) -> str:
+    """A field's value, or its name where that says all."""
+    return name if value is True else f"{_text(value)} {name}" if name == "devices" else _text(value)
 
 
 def _text(value: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +42,24 @@ def test_without_automodel() -> None:
     """The block is not entered, and the sentence says what to install."""
     with pytest.raises(AdapterError, match=r"pip install nemo-automodel==0\.7\.0"), using("mxfp8"):
         raise AssertionError
+
+
+def test_a_block_in_which_nobody_asks_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts of another kind, and those with Automodel's adapters, run their own product all the same."""
+    theirs = object()
+    there = SimpleNamespace(select_grouped_mm=theirs)
+    names = ("nemo_automodel", "nemo_automodel.components", "nemo_automodel.components.moe")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(experts=there))
+    with pytest.warns(UserWarning, match="nothing has run in the recipe"), using("mxfp8"):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with using("mxfp8"):
+            assert there.select_grouped_mm(False).recipe == octavo.MXFP8()  # type: ignore[attr-defined]
+        with pytest.raises(KeyError), using("mxfp8"):
+            raise KeyError
+    assert there.select_grouped_mm is theirs
 
 
 def experts(kind: str) -> Any:

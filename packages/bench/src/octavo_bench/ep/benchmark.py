@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -10,7 +11,7 @@ import typer
 
 from octavo_bench.errors import InputError, RunError
 from octavo_bench.harness.benchmark import Benchmark, rows_of
-from octavo_bench.harness.checks import names_of, one_of
+from octavo_bench.harness.checks import check_counts, names_of, one_of
 from octavo_bench.harness.goals import Goal
 from octavo_bench.harness.options import BackendOption, ExpertShapes, SomeKinds, TokenChoices
 from octavo_bench.harness.results import Results, goal_dicts, layer_dict
@@ -84,7 +85,8 @@ class EpOptions(BackendOption):
         for name, given in of_torch.items():
             if given and self.framework != "torch":
                 raise InputError(f"{name} is torch's; give --framework torch, or leave it out")
-        if self.slack < 1:
+        check_counts(devices=self.devices, choices=self.choices)
+        if not 1 <= self.slack < math.inf:
             raise InputError(f"--slack is {self.slack}; a device needs at least an even share of the rows, 1")
 
     @property

@@ -59,7 +59,8 @@ def verdict(goals: Iterable[Goal]) -> str:
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # of NaN nothing is above or below: a goal that nobody misses, or nobody reaches
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Range(_Part):
@@ -75,6 +76,14 @@ class Range(_Part):
 
 
 Condition = Range | list[str | bool | int]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows were measured: "cuda" or "cpu", and the GPU's name."""
+
+    device: str
+    gpu: str = ""
 
 
 class Rule(_Part):
@@ -108,7 +117,17 @@ class Rule(_Part):
     def _one_way(self) -> Rule:
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError("give either at_least or at_most")
+        try:
+            self.named(0.0)
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError):
+            raise ValueError(
+                f"name is {self.name!r}; it may hold {{needed}} and {{measure}}, such as {{needed:g}}"
+            ) from None
         return self
+
+    def named(self, needed: float) -> str:
+        """The goal's name."""
+        return self.name.format(needed=needed, measure=self.measure)
 
     @property
     def bar(self) -> float | str:
@@ -116,6 +135,10 @@ class Rule(_Part):
         bar = self.at_most if self.at_least is None else self.at_least
         assert bar is not None  # validated
         return bar
+
+    def is_for(self, place: Place) -> bool:
+        """Whether rows that were measured there are held to it."""
+        return place.device in self.devices and self.gpu in place.gpu
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether a row with these fields is held to it."""
@@ -132,14 +155,6 @@ class Recorded(_Part):
     title: str
     unit: str
     figures: dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where rows were measured: "cuda" or "cpu", and the GPU's name."""
-
-    device: str
-    gpu: str = ""
 
 
 class Goals(_Part):
@@ -178,15 +193,27 @@ class Goals(_Part):
         for index, rule in enumerate(self.goals.get(benchmark, [])):
             needed = self._needed(rule, str(row.get("shape")))
             reached = measures.get(rule.measure)
-            here = place.device in rule.devices and rule.gpu in place.gpu
-            if not here or needed is None or reached is None or not rule.fits(row):
+            if not rule.is_for(place) or needed is None or reached is None or not rule.fits(row):
                 continue
-            name = rule.name.format(needed=needed, measure=rule.measure)
-            goal = Goal(name, needed, reached, most=rule.at_most is not None)
+            goal = Goal(rule.named(needed), needed, reached, most=rule.at_most is not None)
             key = rule.alternative or str(index)
             if key not in goals or goals[key].margin < goal.margin:
                 goals[key] = goal
         return tuple(goals.values())
+
+    def unread(self, benchmark: str, measures: Iterable[str], place: Place) -> list[str]:
+        """Sentences about goals of which no row can have one: they may be misspelled.
+
+        measures  that the rows of a run have
+        """
+        rules, known = self.goals.get(benchmark), list(dict.fromkeys(measures))
+        if rules is None:
+            of = ", ".join(self.goals) or "no benchmark"
+            return [f"--goals has no goals of {benchmark}; it has those of {of}"]
+        here = [rule for rule in rules if rule.is_for(place)]
+        missing = dict.fromkeys(rule.measure for rule in here if rule.measure not in known)
+        there = ", ".join(map(repr, known)) or "none"
+        return [f"--goals: no row has the measure {name!r}; measures of these rows: {there}" for name in missing]
 
     def _needed(self, rule: Rule, shape: str) -> float | None:
         needed = rule.bar if isinstance(rule.bar, float | int) else self.figures[rule.bar].get(shape)
@@ -200,9 +227,11 @@ def read_goals(path: Path | None) -> Goals | None:
     if path is None:
         return None
     try:
-        return Goals.model_validate(tomllib.loads(path.read_text()))
+        return Goals.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"--goals {path}: {error.strerror}; give a goals file, such as the repository's") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"--goals {path} is not UTF-8 text; give a TOML file") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"--goals {path} is not a TOML file: {error}") from error
     except ValidationError as error:

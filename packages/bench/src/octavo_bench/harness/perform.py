@@ -92,6 +92,8 @@ def results_of(
         measures = row.measures(rows)
         reached = () if goals is None else goals.judge(benchmark.name, row_fields(row), measures, place)
         judged.append(Judged(row, measures, reached))
+    measured = [name for one in judged for name in one.measures]
+    unread = () if goals is None else goals.unread(benchmark.name, measured, place)
     quoted = None if goals is None else goals.recorded.get(benchmark.name)
     return Results(
         facts=facts,
@@ -99,7 +101,7 @@ def results_of(
         sections=benchmark.sections,
         match=benchmark.match(rows),
         parts=run.parts,
-        notes=list(dict.fromkeys(run.notes)),
+        notes=list(dict.fromkeys([*run.notes, *unread])),
         failures=run.failures,
         recorded={} if quoted is None else quoted.figures,
         recorded_as=("", "") if goals is None or quoted is None else (f"{quoted.title}, {goals.label}", quoted.unit),

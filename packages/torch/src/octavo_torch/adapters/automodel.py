@@ -6,11 +6,13 @@
         trainer.run()
 
 Experts with `BackendConfig(experts="torch_mm")` or `"torch_mm_mxfp8"` call `select_grouped_mm` for their product in
-each forward; inside the block both get ours. Nothing is padded, and no weight is copied to another layout.
+each forward; inside the block both get ours. Nothing is padded, and no weight is copied to another layout. Other
+experts, and those that Automodel's PEFT has given adapters, compute by functions of their own.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,10 +43,16 @@ def using(
 ) -> Iterator[None]:
     """A block in which Automodel's experts multiply in `recipe`; see GroupedMM for the arguments.
 
-    The backward of a forward in the block uses the recipe, too, wherever it runs. Raises as GroupedMM does, and
-    AdapterError where Automodel has no such function.
+    The backward of a forward in the block uses the recipe, too, wherever it runs. Warns at the end of a block in which
+    nobody has asked for the product. Raises as GroupedMM does, and AdapterError where Automodel has no such function.
     """
-    ours = select_grouped_mm(recipe, seed=seed, backend=backend)
+    ours, asked = select_grouped_mm(recipe, seed=seed, backend=backend), False
+
+    def select(use_mxfp8: bool) -> GroupedMM:
+        nonlocal asked
+        asked = True
+        return ours(use_mxfp8)
+
     experts: Any
     try:
         from nemo_automodel.components.moe import experts  # type: ignore[import-not-found,no-redef,unused-ignore]
@@ -53,8 +61,14 @@ def using(
     theirs = getattr(experts, "select_grouped_mm", None)
     if theirs is None:
         raise misfit("nemo-automodel", TESTED, "components.moe.experts.select_grouped_mm")
-    experts.select_grouped_mm = ours
+    experts.select_grouped_mm = select
     try:
         yield
     finally:
         experts.select_grouped_mm = theirs
+    if not asked:
+        warnings.warn(
+            "no experts of Automodel asked for their product in the block, so nothing has run in the recipe; give "
+            'BackendConfig(experts="torch_mm"), and experts without adapters of Automodel\'s own',
+            stacklevel=3,
+        )

@@ -18,6 +18,7 @@ from octavo.errors import printable
 from octavo_torch.arrays.checks import check_module, check_path
 from octavo_torch.arrays.per_group import stacked_view
 from octavo_torch.checkpoint.codes import check_not_packed
+from octavo_torch.checkpoint.expert_ranks import over_ranks, spans_ranks
 from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_layers, recipe_state
 from octavo_torch.distributed.fsdp.shard import WeightShard
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -27,16 +28,17 @@ def save_distributed(module: nn.Module, folder: str | Path) -> None:
     """Write the state dict of `module` and its recipes' fingerprints to safetensors files in `folder`.
 
     Every rank of the default process group calls it and writes its part; without a process group, this process writes
-    everything. Needs the package safetensors. Only values are written: raises ValueError for a module with
-    CodedWeights, whose MasterWeights may be saved instead, or the codes by save_checkpoint.
+    everything. Experts of a MoE with `ep` are written as one array of all ranks' experts. Needs the package
+    safetensors. Only values are written: raises ValueError for a module with CodedWeights, whose MasterWeights may be
+    saved instead, or the codes by save_checkpoint.
     """
     check_module(module)
     check_path("folder", folder)
     _check_values(module)
-    state = {**module.state_dict(), **recipe_state(module)}
+    state = {**_state(module), **recipe_state(module)}
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _without_process_group_warning():
-        save({name: _values(value) for name, value in state.items()}, storage_writer=writer)
+        save(state, storage_writer=writer)
 
 
 @torch.no_grad()
@@ -73,10 +75,17 @@ def _check_values(module: nn.Module) -> None:
             )
 
 
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict as files have it."""
+    return over_ranks(module, {name: _values(value) for name, value in module.state_dict().items()})
+
+
 def _targets(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:
     """Tensors to load into, by their names in the checkpoint: views of the module's own memory."""
-    state = {name: _values(value) for name, value in module.state_dict().items()}
+    state = _state(module)
     for prefix, layer in recipe_layers(module).items():
+        if spans_ranks(layer):
+            continue  # has one array for all experts, here and there
         for own in layer._shapes:
             whole = f"{prefix}.{own}" if prefix else own
             parts = [f"{prefix}.{part}" if prefix else part for part in layer.part_names(own)]

@@ -17,6 +17,7 @@ from octavo_torch.arrays.checks import brief, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.checkpoint.codes import check_not_packed, codes_of, interleave_of
+from octavo_torch.checkpoint.expert_ranks import spans_ranks
 from octavo_torch.checkpoint.experts import KNOWN_NAMES, check_first, check_names
 from octavo_torch.checkpoint.formats.layouts import Layout
 from octavo_torch.checkpoint.formats.places import LAYOUTS, STACKED, path_of
@@ -26,6 +27,7 @@ from octavo_torch.checkpoint.load import experts_of
 from octavo_torch.checkpoint.recipes import recipes_json
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.mlp.experts import Experts
+from octavo_torch.moe.module import MoE
 
 Named = tuple[str, Tensor]
 LayoutName = Literal["hf-fp8", "compressed-tensors", "compressed-tensors-mxfp4", "gpt-oss-mxfp4", "modelopt-nvfp4"]
@@ -37,7 +39,7 @@ def expert_tensors(
     *,
     prefix: str = "",
     names: Sequence[str] | None = None,
-    first: int = 0,
+    first: int | None = None,
 ) -> Iterator[Named]:
     """(name, tensor) of every tensor that `export_experts` writes, in copies of their own, to refit an engine with.
 
@@ -45,7 +47,8 @@ def expert_tensors(
              "modelopt-nvfp4"
     prefix   what names have before the module's, such as "model."
     names    (gate, up, down), or (up, down) of experts without a gate; None: gate_proj, up_proj, down_proj
-    first    the number of the first expert, where a rank has some of them; "gpt-oss-mxfp4" takes all in one tensor
+    first    the number of the first expert, where a rank has some of them; "gpt-oss-mxfp4" takes all in one tensor.
+             None: 0, and of a MoE with `ep` the number that this rank's first expert has among all
 
     The codes are those that the next forward reads, of weights that are codes or values. Raises ValueError for a recipe
     whose codes the layout does not hold, at once; and when it comes to them, for values that MXFP4 does not hold.
@@ -61,7 +64,7 @@ def export_experts(
     *,
     prefix: str = "",
     names: Sequence[str] | None = None,
-    first: int = 0,
+    first: int | None = None,
     others: Mapping[str, Tensor] | None = None,
     config: Mapping[str, object] | None = None,
     shard_bytes: int = 4 << 30,
@@ -97,13 +100,16 @@ def export_experts(
 class _Export:
     """Checked arguments of an export."""
 
-    def __init__(self, module: nn.Module, layout: str, prefix: str, names: Sequence[str] | None, first: int) -> None:
+    def __init__(
+        self, module: nn.Module, layout: str, prefix: str, names: Sequence[str] | None, first: int | None
+    ) -> None:
         check_module(module)
         if not isinstance(layout, str) or layout not in LAYOUTS:
             raise ValueError(f"layout is {brief(layout)}; give {', '.join(map(repr, LAYOUTS))}")
         if not isinstance(prefix, str):
             raise ValueError(f"prefix is {brief(prefix)}; give a str, such as 'model.'")
-        check_first(first)
+        if first is not None:
+            check_first(first)
         self.layout: Layout = LAYOUTS[layout]
         self.first, self.prefix = first, prefix
         if self.layout.stacked and (first or names is not None):
@@ -139,6 +145,11 @@ def _spec_of(name: str, layer: Experts, layout: Layout) -> QuantizerSpec:
 def _names_of(name: str, layer: Experts, layout: Layout, names: Sequence[str] | None) -> tuple[str, ...]:
     gated = layer.activation in GATED
     if layout.stacked:
+        if spans_ranks(layer):
+            raise ValueError(
+                f"{name or 'module'} has some of the experts, and layout {layout.name} has all in one tensor; take "
+                "another layout, or gather the experts into a module without ep"
+            )
         if not gated:
             raise ValueError(f"{name or 'module'} has no gate, and layout {layout.name} has; take another layout")
         return STACKED
@@ -168,7 +179,14 @@ def _tensors(export: _Export) -> Iterator[Named]:
             if layout.stacked:
                 yield from _stacked(layout, f"{path}.{parts[0]}", codes, bias, alternate=number == 0)
             else:
-                yield from _apart(layout, path, parts, codes, bias, export.first)
+                yield from _apart(layout, path, parts, codes, bias, _first_of(layer, export.first))
+
+
+def _first_of(layer: Experts, given: int | None) -> int:
+    """The number of a layer's first expert."""
+    if given is None and isinstance(layer, MoE) and layer.ep is not None:
+        return layer.ep.rank * layer.num_groups
+    return given or 0
 
 
 def _bias(layer: Experts, number: int) -> Tensor | None:

@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 
 from octavo import Recipe
 from octavo.renamed import renamed_arguments
@@ -29,6 +31,7 @@ from octavo_torch.moe.parallel.adapted import through_ranks
 from octavo_torch.moe.parallel.exchange_for_call import token_exchange_apart
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
+from octavo_torch.moe.parallel.own_experts import check_sharded, replicas
 from octavo_torch.moe.permutation import through_rows
 from octavo_torch.moe.router import Choice, check_groups, check_scale, check_score, choose_experts
 from octavo_torch.scaling.recipe_module import ModuleOptions
@@ -127,6 +130,22 @@ class MoE(Experts):
     def __setstate__(self, state: dict[str, object]) -> None:
         """A module that was pickled when k was called choices has k, too."""
         super().__setstate__({"k": state.get("choices"), **state})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        group = self.__dict__.get("ep")
+        # FSDP2 stores what it has sharded by this
+        if group is not None and isinstance(value, DTensor) and name != "router":
+            check_sharded(group, name, value)
+        super().__setattr__(name, value)
+
+    def update_scales(self, process_group: ProcessGroup | None = None) -> None:
+        """As RecipeModule's. With `ep`, of ranks that share the experts nothing is reduced: amax covers their tokens.
+
+        Raises ValueError for a group of replicas and of ranks with other experts.
+        """
+        if process_group is not None and self.ep is not None:
+            process_group = replicas(self.ep, process_group)
+        super().update_scales(process_group)
 
     def reset_parameters(self) -> None:
         """Parameters uniform in +-1 / sqrt(their inputs), as torch.nn.Linear's; the bias for choosing 0."""

@@ -35,6 +35,7 @@ from octavo_torch.moe.parallel.agreement import gradient_bits
 from octavo_torch.moe.parallel.exchange_for_call import Sides, check_eager, token_exchange_for
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
+from octavo_torch.moe.parallel.own_experts import check_wrapper
 from octavo_torch.moe.plan import moe_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import for_backward
@@ -57,6 +58,9 @@ def apply(
 ) -> Tensor:
     """`moe_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
     check_eager(call)
+    if call.ep is not None:
+        weights_given = (w.weight if isinstance(w, QuantizedWeight) else w for w in (w1, w2))
+        check_wrapper(call.ep, (leaf for weight in weights_given for leaf in leaves_of(weight)))
     if (contexts.autocast_anywhere() or transforms_active()) and contexts.matters(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
         call.keep_states_in_place()

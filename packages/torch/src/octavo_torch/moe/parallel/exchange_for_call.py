@@ -14,6 +14,7 @@ from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.parallel.agreement import Signature, dtype_number, fingerprint, gradient_bits, number_or_none
 from octavo_torch.moe.parallel.options import RETURNS, ROUTES, check_exchange
+from octavo_torch.moe.parallel.own_experts import check_wrapper
 from octavo_torch.moe.parallel.token_exchange import TokenExchange
 
 
@@ -85,6 +86,7 @@ def token_exchange_apart(
     check_choices("choices", choices, x)
     check_weights(weights, choices)
     assert call.ep is not None
+    check_wrapper(call.ep, (own for name, own in layer.named_parameters() if name != "router"))
     call.group_offset += call.ep.rank * layer.num_groups
     sides = Sides(layer.in_features, layer.hidden_features, layer.out_features, layer.num_groups)
     enabled = torch.is_grad_enabled()

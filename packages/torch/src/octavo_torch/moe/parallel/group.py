@@ -44,6 +44,10 @@ class ExpertGroup:
         assert group is not None  # whoever sends has it
         return group
 
+    def shared_with(self, other: dist.ProcessGroup) -> list[int]:
+        """The ranks, by their numbers among all, that are in `other`, too."""
+        return sorted({*dist.get_process_group_ranks(self.group)} & {*dist.get_process_group_ranks(other)})
+
     def __deepcopy__(self, memo: object) -> ExpertGroup:
         return self
 

@@ -1,0 +1,36 @@
+"""Experts over ranks are not copies of one another: who takes them for that is refused, and files hold all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experts_work.own import numbered, reduced, stored, wrapped
+from experts_work.problems import E
+from ranks import WORLD, Ranks
+
+
+def test_wrappers_over_ranks_that_share_the_experts_are_refused(ranks: Ranks) -> None:
+    """FSDP2 would gather other ranks' experts into a weight, and DistributedDataParallel gives all ranks one rank's."""
+    for shards, copies, adapted, replicas, sharded in ranks(wrapped):
+        assert "weight1 is to be distributed over ranks" in shards
+        assert "DistributedDataParallel over these ranks has given all of them one rank's" in copies
+        assert adapted == copies
+        assert (replicas, sharded) == (True, True)
+
+
+def test_scales_of_different_experts_are_not_mixed(ranks: Ranks) -> None:
+    """The experts' ranks as the group change nothing; replicas and other experts at once are refused."""
+    for equal, said in ranks(reduced):
+        assert equal
+        assert "process_group has 4 ranks, of which ranks" in said
+
+
+def test_sharded_checkpoints_hold_the_experts_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    """Biases, scales, adapters: they were one rank's, on every rank."""
+    assert ranks(stored, str(tmp_path)) == [[]] * WORLD
+
+
+def test_exported_experts_have_their_own_numbers(ranks: Ranks) -> None:
+    """Each rank's tensors are those of other experts than the other ranks'."""
+    each = E // WORLD
+    assert ranks(numbered) == [[*range(rank * each, (rank + 1) * each)] for rank in range(WORLD)]

@@ -1,0 +1,104 @@
+"""What takes a rank's experts for copies of the other ranks': wrappers, scales, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from moe_layers import REFERENCE
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from experts_work.problems import C, E, F, K
+from octavo import BlockScaling, DelayedScaling
+from octavo_torch import MoE, add_lora, expert_tensors, load_distributed, save_distributed, update_scales
+
+
+def layer_of(ep: Any, *, seed: int = 0, **more: Any) -> MoE:
+    torch.manual_seed(seed)
+    layer = MoE(E, K, F, C, recipe=more.pop("recipe", None), backend=REFERENCE, ep=ep, **more)
+    rank = 0 if layer.ep is None else layer.ep.rank
+    for name, parameter in layer.named_parameters():
+        torch.manual_seed(seed if name == "router" else seed + 1 + rank)
+        nn.init.normal_(parameter)
+    return layer
+
+
+def tokens() -> Tensor:
+    return torch.randn(6, K, generator=torch.Generator().manual_seed(dist.get_rank()))
+
+
+def said(function: Callable[[], object]) -> str:
+    try:
+        function()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def wrapped() -> list[object]:
+    """What is said over ranks that share the experts, and whether results over their replicas are the same."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    everyone = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    found: list[object] = [said(lambda: fully_shard(layer_of(mesh["ep"]), mesh=everyone))]
+    for adapted in (False, True):
+        layer = layer_of(mesh["ep"])
+        if adapted:
+            add_lora(layer, 16)
+        wrapper = DistributedDataParallel(layer)
+        found.append(said(lambda wrapper=wrapper: wrapper(tokens())))  # type: ignore[misc]
+    layer = layer_of(mesh["ep"])
+    plain = layer(tokens())
+    found.append(torch.equal(DistributedDataParallel(layer, process_group=mesh["dp"].get_group())(tokens()), plain))
+    fully_shard(layer, mesh=mesh["dp"])
+    found.append(torch.equal(layer(tokens()), plain))
+    return found
+
+
+def reduced() -> list[object]:
+    """Scales after a step: with the experts' ranks as the group those without one; what is said of half of them."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    recipe, scales = DelayedScaling(history=3), []
+    for group in (None, mesh["ep"].get_group()):
+        layer = layer_of(mesh["ep"], recipe=recipe, dtype=torch.bfloat16)
+        layer(tokens().bfloat16()).float().square().sum().backward()
+        update_scales(layer, group)
+        scales.append(layer.encode_scale)
+    return [torch.equal(*scales), said(lambda: update_scales(layer, dist.group.WORLD))]
+
+
+def stored(folder: str) -> list[str]:
+    """What differs after a file of four ranks' experts was loaded on four ranks, and into one module of all."""
+    found = []
+    for name, more in {"scales": {"recipe": DelayedScaling(), "bias": True, "choice_bias": True}, "lora": {}}.items():
+        modules = [
+            layer_of(ep, seed=seed, **more) for seed, ep in ((0, dist.group.WORLD), (9, dist.group.WORLD), (9, None))
+        ]
+        for module in modules if name == "lora" else ():
+            add_lora(module, 16)
+        torch.manual_seed(dist.get_rank())
+        for value in modules[0].state_dict().values():
+            if value.shape[0] != E:  # of the experts
+                value.copy_(torch.randn(value.shape))
+        save_distributed(modules[0], f"{folder}/{name}")
+        for module in modules[1:]:
+            load_distributed(module, f"{folder}/{name}")
+        alike, whole = (module.state_dict() for module in modules[1:])
+        own = slice(dist.get_rank() * E // dist.get_world_size(), (dist.get_rank() + 1) * E // dist.get_world_size())
+        for key, value in modules[0].state_dict().items():
+            part = whole[key]
+            if part.shape != value.shape:
+                part = part[..., own] if key in ("amax_history", "encode_scale") else part[own]
+            found += [f"{key} here"] if not torch.equal(alike[key], value) else []
+            found += [f"{key} of all"] if not torch.equal(part, value) else []
+    return found
+
+
+def numbered() -> list[int]:
+    """The numbers of the experts in an exported file of this rank."""
+    layer = nn.ModuleDict({"experts": MoE(E, 128, 128, C, recipe=BlockScaling(), ep=dist.group.WORLD)})
+    return sorted({int(name.split(".")[1]) for name, _ in expert_tensors(layer, "hf-fp8")})
