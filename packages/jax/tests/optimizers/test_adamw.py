@@ -346,3 +346,21 @@ def test_a_transformation_behind_it_is_not_undone() -> None:
         updates, state = jax.jit(chain.update)(grads, state, params)
         params = optax.apply_updates(params, updates)
         np.testing.assert_allclose(params["w"].astype(np.float32), 1 - step * 2.0**-4, atol=2.0**-8)
+
+
+def test_conditions_of_optax_inside_an_nnx_optimizer() -> None:
+    """It gives moments in 8 bits back by name; as they came back in another kind of tree, every such step was an
+    error of JAX's about branches or trees that differ."""
+    params, grads = {"w": jnp.ones((2, 130))}, {"w": jnp.full((2, 130), 0.5)}
+    inner = adamw(1e-2, state_bits=8)
+    for wrapped in (optax.MultiSteps(inner, 2).gradient_transformation(), optax.apply_if_finite(inner, 2)):
+        model = nnx.Dict({name: nnx.Param(value) for name, value in params.items()})
+        optimizer = nnx.Optimizer(model, wrapped, wrt=nnx.Param)
+        update = nnx.jit(lambda model, optimizer, grads: optimizer.update(model, grads))
+        new, state = params, wrapped.init(params)
+        for _ in range(2):
+            update(model, optimizer, nnx.state(nnx.Dict({name: nnx.Param(g) for name, g in grads.items()})))
+            updates, state = jax.jit(wrapped.update)(grads, state, new)
+            new = optax.apply_updates(new, updates)
+        assert same(nnx.to_pure_dict(nnx.state(model))["w"], new["w"])
+        assert not same(new["w"], params["w"])

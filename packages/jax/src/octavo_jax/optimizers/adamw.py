@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
-from octavo_jax.optimizers.block_state import BlockState, decode, encode, put_together, zero_blocks
+from octavo_jax.optimizers.block_state import BlockState, as_given, decode, encode, put_together, zero_blocks
 from octavo_jax.optimizers.rounding import (
     FIRST_MOMENT,
     MASTER,
@@ -152,7 +152,9 @@ class AdamW:
             after.append(next_state)
         if not paths:
             return params, state._replace(count=count)
-        return tree.unflatten(new), AdamWState(count, *(tree.unflatten(part) for part in zip(*after, strict=True)))
+        parts = zip(_Leaf._fields, zip(*after, strict=True), strict=True)
+        kept = (map(as_given, part, self._flat(tree, getattr(state, name), name)) for name, part in parts)
+        return tree.unflatten(new), AdamWState(count, *map(tree.unflatten, kept))
 
     def transformation(self) -> optax.GradientTransformationExtraArgs:
         """This rule for optax: an update is the new parameter minus the old one, in fp32.
