@@ -51,7 +51,7 @@ def as_given(moment: Any, given: Any) -> Any:
     """`moment`, as a tree of the kind that `given`, the one before, had: optax's conditions compare the two."""
     if not isinstance(moment, BlockState) or not isinstance(given, Mapping):
         return moment
-    return jax.tree.structure(given).unflatten((moment.codes, moment.tops))  # by their names, in order
+    return jax.tree.unflatten(jax.tree.structure(given), (moment.codes, moment.tops))  # by their names, in order
 
 
 def zero_blocks(like: Array, signed: bool) -> BlockState:
