@@ -99,9 +99,25 @@ def test_leading_axes_and_a_mask_meet_choices_that_are_given(given: Given) -> No
     assert not np.asarray(y)[~np.asarray(mask)].any()
 
 
+@pytest.mark.parametrize("share", ["choices", "tokens"])
+def test_a_balance_loss_of_choices_that_are_nobodys(share: str, given: Given) -> None:
+    """It is 1 where load and shares are even, whichever choices of a replay are nobody's: with half of them it was 2,
+    and so was the router's gradient. The mask still says which tokens count."""
+    replay, mask = np.arange(T * C).reshape(T, C) % E, np.arange(T) >= E
+    replay[(slice(None), 1) if share == "choices" else slice(T // 2)] = -1
+    even = given | {"router": jnp.zeros((K, E))}
+    for kept in (None, mask):
+        _, stats = moe.moe_mlp(**even, k=C, recipe=None, replay=replay, mask=kept, backend=BACKEND)
+        load, inside = np.asarray(stats.load), T if kept is None else T - E
+        assert load.sum() == (replay[T - inside :] >= 0).sum()
+        np.testing.assert_allclose(stats.balance_loss, 1, rtol=FP32)
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
+        ({"mask": np.ones(T, np.float32)}, r"mask has shape \[24\] and dtype float32.*; give bool \[24\], False for"),
+        ({"mask": np.ones((T, 1), bool)}, r"mask has shape \[24, 1\] .*; give bool \[24\]"),
         ({"score": "tanh"}, "score is 'tanh'; give one of softmax, sigmoid, sqrtsoftplus"),
         ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
         ({"scale": float("nan")}, "scale is nan; give a finite number"),

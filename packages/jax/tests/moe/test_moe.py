@@ -231,7 +231,7 @@ def test_bad_arguments() -> None:
             "router": jnp.zeros((K, 5))
         },
         r"router \[15, 4\]; they are \[..., K\] and \[K, E\]": {"router": jnp.zeros((15, E))},
-        r"mask has shape \[5\] and x \[20, 16\]; give mask \[20\]": {"mask": jnp.ones(5, bool)},
+        r"mask has shape \[5\] and dtype bool, and x \[20, 16\]; give bool \[20\]": {"mask": jnp.ones(5, bool)},
         "weights_on is 'input'": {"weights_on": "input"},
         "seed is None and the recipe rounds": {"recipe": octavo.NVFP4()},
         "state is .*None.* and the recipe scales by history": {"recipe": octavo.DelayedScaling()},

@@ -318,3 +318,49 @@ def test_a_delayed_state_is_no_parameter() -> None:
         AdamW(1e-3).init(params)
     state = optax.masked(adamw(1e-3), {"kernel": True, "state": False}).init(params)
     assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(), (2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_values_that_a_parameter_is_given_are_stepped(dtype: Any, rng: np.random.Generator) -> None:
+    """A checkpoint that is loaded after `init`, without its optimizer: the first step wrote the parameters back from
+    the masters of before. Where nothing is written, masters keep what their parameters round away."""
+    rule = AdamW(2.0**-12, weight_decay=0.0, b1=0.0, b2=0.0, eps=0.0)
+    params = {"w": jnp.ones((2, 3), dtype)}
+    grads, step = {"w": jnp.ones((2, 3))}, jax.jit(rule.step)
+    params, state = step(grads, rule.init(params), params)
+    for steps in (2, 3):
+        assert same(state.master["w"], np.full((2, 3), 1 - (steps - 1) * 2.0**-12, np.float32))
+        params, state = step(grads, state, params)
+    loaded = {"w": params["w"].at[0].set(5)}
+    params, state = step(grads, state, loaded)
+    assert same(state.master["w"], np.float32([[5 - 2.0**-12] * 3, [1 - 4 * 2.0**-12] * 3]))
+    assert same(params["w"], state.master["w"].astype(dtype))
+
+
+def test_a_transformation_behind_it_is_not_undone() -> None:
+    """Of a rate that another one divides, parameters of bf16 lagged behind masters that ran a thousand times as far."""
+    chain = optax.chain(adamw(16.0, weight_decay=0.0), optax.scale(2.0**-8))
+    params = {"w": jnp.ones((2, 3), jnp.bfloat16)}
+    state, grads = chain.init(params), {"w": jnp.ones((2, 3))}
+    for step in range(1, 4):
+        updates, state = jax.jit(chain.update)(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(params["w"].astype(np.float32), 1 - step * 2.0**-4, atol=2.0**-8)
+
+
+def test_conditions_of_optax_inside_an_nnx_optimizer() -> None:
+    """It gives moments in 8 bits back by name; as they came back in another kind of tree, every such step was an
+    error of JAX's about branches or trees that differ."""
+    params, grads = {"w": jnp.ones((2, 130))}, {"w": jnp.full((2, 130), 0.5)}
+    inner = adamw(1e-2, state_bits=8)
+    for wrapped in (optax.MultiSteps(inner, 2).gradient_transformation(), optax.apply_if_finite(inner, 2)):
+        model = nnx.Dict({name: nnx.Param(value) for name, value in params.items()})
+        optimizer = nnx.Optimizer(model, wrapped, wrt=nnx.Param)
+        update = nnx.jit(lambda model, optimizer, grads: optimizer.update(model, grads))
+        new, state = params, wrapped.init(params)
+        for _ in range(2):
+            update(model, optimizer, nnx.state(nnx.Dict({name: nnx.Param(g) for name, g in grads.items()})))
+            updates, state = jax.jit(wrapped.update)(grads, state, new)
+            new = optax.apply_updates(new, updates)
+        assert same(nnx.to_pure_dict(nnx.state(model))["w"], new["w"])
+        assert not same(new["w"], params["w"])

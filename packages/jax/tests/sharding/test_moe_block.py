@@ -80,6 +80,18 @@ def test_a_spread_block_is_the_block(
             assert np.array_equal(gradient, wanted[name]), name  # the same rows in the same order
 
 
+def test_numpys_masks_and_choices_without_jit(mesh_of: Any, rng: np.random.Generator) -> None:
+    """Under `jax.grad` on an Auto mesh they were an AttributeError: JAX keeps numpy's arrays as constants of no
+    device."""
+    a, roles = block_arrays(rng), octavo_jax.MeshAxes(ep="ep")
+    others = {"mask": rng.random(T) < 0.8, "replay": rng.integers(-1, E, (T, CHOICES))}
+    run = partial(step, recipe=None, **others)
+    (y, _), _ = run(a)
+    with jax.set_mesh(mesh_of(AxisType.Auto, ep=2)):
+        (spread, _), _ = run(a, sharding=roles, exchange=moe.Exchange("gather"))
+    assert_sums_agree(spread, y, "y")
+
+
 @SLOW
 @pytest.mark.parametrize("way", ["gather", "ragged"])
 def test_a_payload_costs_mxfp8_nothing_in_the_forward_pass(way: Any, mesh_of: Any, rng: np.random.Generator) -> None:

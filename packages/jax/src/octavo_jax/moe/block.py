@@ -14,6 +14,7 @@ from octavo.router import RouterRule, Score
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name, element_type
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
+from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.room import Room
 from octavo_jax.linear.arguments import as_array
@@ -102,7 +103,7 @@ def moe_mlp(
         renormalize=renormalize,
         scale=scale,
     )
-    _check_router(arrays, rule)
+    arrays = _with_choices(arrays, rule)
     body = body_of(
         Body,
         arrays,
@@ -178,16 +179,22 @@ def checked(
             f"router {list(router.shape)} has {router.shape[1]} experts and wi has shape {list(wi.shape)}; "
             f"give wi [{experts}, K, C]"
         )
-    if mask is not None and mask.shape != x.shape[:-1]:
-        raise ValueError(f"mask has shape {list(mask.shape)} and x {list(x.shape)}; give mask {list(x.shape[:-1])}")
-    return a._replace(x=x, router=router, wi=wi, wo=wo, bi=bi, bo=bo, choice_bias=choice_bias), sharding
+    if mask is not None:
+        mask = as_array("mask", mask)
+        if mask.shape != x.shape[:-1] or mask.dtype != jnp.bool_:
+            raise ValueError(
+                f"mask has shape {list(mask.shape)} and dtype {mask.dtype}, and x {list(x.shape)}; give bool "
+                f"{list(x.shape[:-1])}, False for tokens that are left out"
+            )
+    return a._replace(x=x, mask=mask, router=router, wi=wi, wo=wo, bi=bi, bo=bo, choice_bias=choice_bias), sharding
 
 
-def _check_router(a: Arrays, rule: RouterRule) -> None:
-    """ValueError for what a router chooses by, or in place of which it does, unless it fits the tokens and experts."""
+def _with_choices(a: Arrays, rule: RouterRule) -> Arrays:
+    """`a` with choices that are given as int32; ValueError for them, and for what a router chooses by, unless they fit
+    the tokens and experts."""
     check_bias("choice_bias", a.choice_bias, a.router.shape[1])
     if a.replay is None:
-        return
+        return a
     check_arrays(replay=a.replay)
     wanted = (*a.x.shape[:-1], rule.k)
     if a.replay.shape != wanted or not jnp.issubdtype(a.replay.dtype, jnp.integer):
@@ -195,3 +202,4 @@ def _check_router(a: Arrays, rule: RouterRule) -> None:
             f"replay has shape {list(a.replay.shape)} and dtype {a.replay.dtype}; give integers {list(wanted)}, the "
             "expert of each choice"
         )
+    return a._replace(replay=as_int32(a.replay))

@@ -119,17 +119,18 @@ class Body:
             y, state = experts.routed(tokens, routing)
             load = routing.group_sizes
         y = y.reshape(*a.x.shape[:-1], y.shape[-1])
-        return Result(y, self._stats(load, jnp.sum(choices.shares, axis=0), dropped), state)
+        inside = jnp.asarray(len(tokens)) if mask is None else jnp.sum(mask)
+        return Result(y, self._stats(load, jnp.sum(choices.shares, axis=0), inside, dropped), state)
 
     def experts(self, wi: Array, wo: Array, options: dict[str, Any]) -> LocalExperts:
         """Those of this device; `options`: keywords of `routed_mlp`."""
         return LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
 
-    def _stats(self, load: Array, shares: Array, dropped: Array | None) -> RouterStats:
-        """Of all tokens of the mesh."""
+    def _stats(self, load: Array, shares: Array, inside: Array, dropped: Array | None) -> RouterStats:
+        """Of all tokens of the mesh; `inside`: how many the mask leaves in, whichever of their choices are nobody's."""
         if self.token_axes:
-            load, shares = _summed((load, shares), self.token_axes)
-        stats = stats_of(load, shares, self.rule.k)
+            load, shares, inside = _summed((load, shares, inside), self.token_axes)
+        stats = stats_of(load, shares, inside)
         if self.exchange.rows is None or dropped is None:
             return stats
         return stats._replace(dropped=_summed(dropped, self.token_axes))

@@ -38,7 +38,8 @@ class RouterStats(NamedTuple):
     balance_loss   float32 scalar, experts * sum over e of (share of the rows) * (mean share of the scores), 1 where
                    both are even (Fedus et al. 2021, equations 4 to 6, each of the k choices counted); a softmax's
                    shares are its probabilities. Add it to the loss with a small weight; its gradient reaches the router
-                   through the scores
+                   through the scores. The mean is over the tokens that the mask leaves in, also over those whose
+                   choices are nobody's
     dropped        int32 scalar, choices that got no row (`octavo_jax.moe.Exchange.rows`); None where nothing limits
                    the rows, and so nothing is dropped
     """
@@ -109,12 +110,12 @@ def router_stats(routing: Routing) -> RouterStats:
     check_routing(routing)
     if routing.probabilities is None:
         raise ValueError("routing has no probabilities, because arrange made it; the balance loss needs those of route")
-    return stats_of(routing.group_sizes, jnp.sum(routing.probabilities, axis=0), routing.weights.shape[1])
-
-
-def stats_of(load: Array, shares: Array, k: int) -> RouterStats:
-    """The statistics of rows [E] and of the sums over tokens of their shares [E], k choices per token."""
-    rows = jnp.maximum(jnp.sum(load), 1).astype(jnp.float32)
-    share = load.astype(jnp.float32) / rows
     # A token that is left out has k choices too few and shares of 0.
-    return RouterStats(load, len(load) * jnp.sum(share * shares / (rows / k)))
+    tokens = jnp.sum(routing.group_sizes) / routing.weights.shape[1]
+    return stats_of(routing.group_sizes, jnp.sum(routing.probabilities, axis=0), tokens)
+
+
+def stats_of(load: Array, shares: Array, tokens: Array) -> RouterStats:
+    """The statistics of rows [E] and of the sums over so many tokens of their shares [E]."""
+    share = load.astype(jnp.float32) / jnp.maximum(jnp.sum(load), 1).astype(jnp.float32)
+    return RouterStats(load, len(load) * jnp.sum(share * shares / jnp.maximum(tokens, 1).astype(jnp.float32)))

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 from octavo_jax.arrays.flax_bytes import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
-from octavo_jax.optimizers.block_state import BlockState, decode, encode, put_together, zero_blocks
+from octavo_jax.optimizers.block_state import BlockState, as_given, decode, encode, put_together, zero_blocks
 from octavo_jax.optimizers.rounding import (
     FIRST_MOMENT,
     MASTER,
@@ -69,7 +69,8 @@ class AdamW:
     weight_decay   decoupled, multiplied by the learning rate
     mask           parameters that decay: a tree of booleans like the parameters, or a function that makes it from them
     master_dtype   float32, or bfloat16 with steps that are rounded stochastically. A parameter of this dtype, or of
-                   float32, is its own master; another is its master rounded to nearest
+                   float32, is its own master; another is its master rounded to nearest. Where it is not, somebody
+                   wrote to it after the last step, and its value is the new master
     state_bits     of the moments of parameters with two axes or more, 32 or 8; others have 32
     seed           of stochastic rounding: with the step, the parameter's number among the tree's leaves and the
                    position all that the bits depend on; the sharding is not
@@ -151,14 +152,18 @@ class AdamW:
             after.append(next_state)
         if not paths:
             return params, state._replace(count=count)
-        return tree.unflatten(new), AdamWState(count, *(tree.unflatten(part) for part in zip(*after, strict=True)))
+        parts = zip(_Leaf._fields, zip(*after, strict=True), strict=True)
+        kept = (map(as_given, part, self._flat(tree, getattr(state, name), name)) for name, part in parts)
+        return tree.unflatten(new), AdamWState(count, *map(tree.unflatten, kept))
 
     def transformation(self) -> optax.GradientTransformationExtraArgs:
         """This rule for optax: an update is the new parameter minus the old one, in fp32.
 
         `optax.apply_updates` then gives the parameter of `step`, bit for bit, where the new one is between half of the
         old one and twice it, and in bf16 also where its magnitude is 2^-12 of the old one's or more. Elsewhere, for
-        elements that pass zero, the sum is off by at most 2^-23 of both magnitudes. Masters in the state are exact.
+        elements that pass zero, the sum is off by at most 2^-23 of both magnitudes. Masters in the state are exact; the
+        next step takes a parameter's value for its master where such a sum, or a transformation behind this one, gave
+        another than the master's.
         """
 
         def update(
@@ -277,7 +282,7 @@ def _advance(
 ) -> tuple[Array, _Leaf]:
     """One parameter and its state."""
     own = isinstance(state.master, optax.MaskedNode)
-    master = leaf if own else state.master
+    master = leaf if own else _master_of(leaf, state.master)
     first, second = (decode(part) if isinstance(part, BlockState) else part for part in (state.mu, state.nu))
     new, first, second = advance(master.astype(jnp.float32), grad, first, second, rule, step)
     coded, narrow = isinstance(state.mu, BlockState), master.dtype == jnp.bfloat16
@@ -290,3 +295,11 @@ def _advance(
         mu, nu = encode(first, True, bits[FIRST_MOMENT]), encode(second, False, bits[SECOND_MOMENT])
         after = _Leaf(mu, nu, after.master)
     return new.astype(leaf.dtype), after
+
+
+def _master_of(leaf: Array, master: Array) -> Array:
+    """fp32: `master` where the parameter is it, rounded to nearest, and elsewhere the parameter."""
+    # by their bits: a compiler may compare the master as it was before it is rounded
+    held, rounded = (lax.bitcast_convert_type(one, jnp.uint16) for one in (leaf, master.astype(leaf.dtype)))
+    zeros = (held | rounded) & 0x7FFF == 0  # a sum that passes zero has a sign of its own
+    return jnp.where((held == rounded) | zeros, master, leaf.astype(jnp.float32))

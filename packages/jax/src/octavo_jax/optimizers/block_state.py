@@ -47,6 +47,13 @@ def put_together(part: Any, signed: bool) -> Any:
     return BlockState(part["codes"], part["tops"], signed)
 
 
+def as_given(moment: Any, given: Any) -> Any:
+    """`moment`, as a tree of the kind that `given`, the one before, had: optax's conditions compare the two."""
+    if not isinstance(moment, BlockState) or not isinstance(given, Mapping):
+        return moment
+    return jax.tree.unflatten(jax.tree.structure(given), (moment.codes, moment.tops))  # by their names, in order
+
+
 def zero_blocks(like: Array, signed: bool) -> BlockState:
     """The state of zeros for a parameter with one axis or more."""
     shape = (*like.shape[:-1], -(-like.shape[-1] // BLOCK))
