@@ -17,6 +17,8 @@ import octavo
 import octavo_jax
 from octavo_jax import moe
 from octavo_jax.moe import expert_parallel, ragged_exchange
+from octavo_jax.moe.local_block import Arrays as BlockArrays
+from octavo_jax.moe.local_block import Body, Result
 from octavo_jax.policies import save_quantized
 from octavo_jax.traffic import collectives
 
@@ -80,16 +82,25 @@ def test_a_spread_block_is_the_block(
             assert np.array_equal(gradient, wanted[name]), name  # the same rows in the same order
 
 
-def test_numpys_masks_and_choices_without_jit(mesh_of: Any, rng: np.random.Generator) -> None:
+def test_numpys_masks_and_choices_without_jit(
+    mesh_of: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     """Under `jax.grad` on an Auto mesh they were an AttributeError: JAX keeps numpy's arrays as constants of no
-    device."""
+    device. What runs on each device stands aside here, for without jit it compiles a hundred programs."""
+    arrived: list[Any] = []
+
+    def local(_: Body, given: BlockArrays) -> Result:
+        arrived.append(given)
+        return Result(given.x, moe.RouterStats(jnp.zeros(E, jnp.int32), jnp.float32(0)), None)
+
+    monkeypatch.setattr(Body, "run", local)
     a, roles = block_arrays(rng), octavo_jax.MeshAxes(ep="ep")
     others = {"mask": rng.random(T) < 0.8, "replay": rng.integers(-1, E, (T, CHOICES))}
-    run = partial(step, recipe=None, **others)
-    (y, _), _ = run(a)
     with jax.set_mesh(mesh_of(AxisType.Auto, ep=2)):
-        (spread, _), _ = run(a, sharding=roles, exchange=moe.Exchange("gather"))
-    assert_sums_agree(spread, y, "y")
+        (y, _), _ = step(a, recipe=None, sharding=roles, exchange=moe.Exchange("gather"), **others)
+    assert np.array_equal(y, a["x"])
+    (given,) = arrived
+    assert (given.mask.shape, given.replay.shape) == ((T // 2,), (T // 2, CHOICES))
 
 
 @SLOW
