@@ -94,16 +94,6 @@ def moe_mlp(
     """
     given = Arrays(x, mask, router, wi, wo, bi, bo, seed, state, choice_bias, replay)
     arrays, sharding = checked(given, dtype, sharding, exchange)
-    rule = checked_rule(
-        arrays.router.shape[1],
-        k,
-        score=score,
-        groups=groups,
-        kept_groups=kept_groups,
-        renormalize=renormalize,
-        scale=scale,
-    )
-    arrays = _with_choices(arrays, rule)
     body = body_of(
         Body,
         arrays,
@@ -112,7 +102,12 @@ def moe_mlp(
         backend=backend,
         form=form,
         weight_codes=weight_codes,
-        rule=rule,
+        k=k,
+        score=score,
+        groups=groups,
+        kept_groups=kept_groups,
+        renormalize=renormalize,
+        scale=scale,
         activation=activation,
         weights_on=weights_on,
         dtype=dtype,
@@ -122,7 +117,7 @@ def moe_mlp(
         sharding=sharding,
         exchange=exchange,
     )
-    result = run_block(body, arrays)
+    result = run_block(body, _with_choices(arrays, body.rule))
     return (result.y, result.stats) if state is None else result
 
 
@@ -135,10 +130,26 @@ def body_of(
     backend: BackendNames,
     form: Form,
     weight_codes: WeightCodes,
+    k: int,
+    score: Score,
+    groups: int,
+    kept_groups: int,
+    renormalize: bool,
+    scale: float,
     **others: Any,
 ) -> Block:
     """A `kind` of block of `moe_mlp`'s static arguments; ValueError for those that do not fit."""
+    rule = checked_rule(
+        arrays.router.shape[1],
+        k,
+        score=score,
+        groups=groups,
+        kept_groups=kept_groups,
+        renormalize=renormalize,
+        scale=scale,
+    )
     return kind(
+        rule=rule,
         recipe=as_recipe(recipe),
         out_dtype=element_type(preferred_element_type, arrays.x.dtype),
         backend=hashable(backend),

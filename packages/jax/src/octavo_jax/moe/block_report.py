@@ -35,7 +35,6 @@ from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
 from octavo_jax.moe.layer.tokens import gathers, gathers_codes, reads_tokens
 from octavo_jax.moe.local_block import Arrays, Body
 from octavo_jax.moe.moves import Served, of_router
-from octavo_jax.moe.router import checked_rule
 from octavo_jax.scaling.delayed_state import init_delayed
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry import LayerPlan, Plan, QuantizePlan
@@ -112,15 +111,12 @@ def explain(
         backend=backend,
         form=form,
         weight_codes=weight_codes,
-        rule=checked_rule(
-            arrays.router.shape[1],
-            k,
-            score=score,
-            groups=groups,
-            kept_groups=kept_groups,
-            renormalize=renormalize,
-            scale=scale,
-        ),
+        k=k,
+        score=score,
+        groups=groups,
+        kept_groups=kept_groups,
+        renormalize=renormalize,
+        scale=scale,
         activation=activation,
         weights_on=weights_on,
         dtype=dtype,
