@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -29,6 +30,9 @@ from octavo_jax.sharding.conflicts import check_unnamed
 from octavo_registry.contract.cards import Activation
 
 Block = TypeVar("Block", bound=Body)
+
+_RULE = tuple(field.name for field in fields(RouterRule))
+"""The arguments of `moe_mlp` that say how its router chooses."""
 
 
 @renamed_arguments(normalize="renormalize")
@@ -130,26 +134,12 @@ def body_of(
     backend: BackendNames,
     form: Form,
     weight_codes: WeightCodes,
-    k: int,
-    score: Score,
-    groups: int,
-    kept_groups: int,
-    renormalize: bool,
-    scale: float,
     **others: Any,
 ) -> Block:
     """A `kind` of block of `moe_mlp`'s static arguments; ValueError for those that do not fit."""
-    rule = checked_rule(
-        arrays.router.shape[1],
-        k,
-        score=score,
-        groups=groups,
-        kept_groups=kept_groups,
-        renormalize=renormalize,
-        scale=scale,
-    )
+    rule = {name: others.pop(name) for name in _RULE}
     return kind(
-        rule=rule,
+        rule=checked_rule(arrays.router.shape[1], **rule),
         recipe=as_recipe(recipe),
         out_dtype=element_type(preferred_element_type, arrays.x.dtype),
         backend=hashable(backend),
