@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-_ROUTER = ("k", "score", "groups", "kept_groups", "renormalize", "scale")
-_NAMES = (*_ROUTER, "activation", "weights_on", "exchange", "form", "weight_codes", "dtype")
+from octavo_jax.moe.router import RULE
+
+_NAMES = (*RULE, "activation", "weights_on", "exchange", "form", "weight_codes", "dtype")
 
 
 def block_options(module: object) -> dict[str, Any]:

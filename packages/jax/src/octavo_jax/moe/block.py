@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -23,16 +22,13 @@ from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
 from octavo_jax.moe.local_block import Arrays, Body, Result
-from octavo_jax.moe.router import check_bias, checked_rule
+from octavo_jax.moe.router import RULE, check_bias, checked_rule
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_jax.sharding.conflicts import check_unnamed
 from octavo_registry.contract.cards import Activation
 
 Block = TypeVar("Block", bound=Body)
-
-_RULE = tuple(field.name for field in fields(RouterRule))
-"""The arguments of `moe_mlp` that say how its router chooses."""
 
 
 @renamed_arguments(normalize="renormalize")
@@ -137,7 +133,7 @@ def body_of(
     **others: Any,
 ) -> Block:
     """A `kind` of block of `moe_mlp`'s static arguments; ValueError for those that do not fit."""
-    rule = {name: others.pop(name) for name in _RULE}
+    rule = {name: others.pop(name) for name in RULE}
     return kind(
         rule=checked_rule(arrays.router.shape[1], **rule),
         recipe=as_recipe(recipe),
@@ -159,13 +155,12 @@ def checked(
 ) -> tuple[Arrays, MeshAxes | None]:
     """`moe_mlp`'s arrays as JAX's, and the axes in force; ValueError for arguments that do not fit."""
     x, mask, router, wi, wo, bi, bo = a[:7]
-    check_arrays(x=x, router=router, wi=wi, wo=wo, **({} if mask is None else {"mask": mask}))
+    optional = {name: getattr(a, name) for name in ("mask", "choice_bias", "replay")}
+    present = {name: array for name, array in optional.items() if array is not None}
+    check_arrays(x=x, router=router, wi=wi, wo=wo, **present)
     x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
     bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
-    choice_bias = a.choice_bias
-    if choice_bias is not None:
-        check_arrays(choice_bias=choice_bias)
-        choice_bias = as_array("choice_bias", choice_bias)
+    choice_bias = None if a.choice_bias is None else as_array("choice_bias", a.choice_bias)
     if not isinstance(exchange, Exchange):
         raise ValueError(f"exchange is a {type(exchange).__name__}; give an octavo_jax.moe.Exchange")
     if dtype is not None:
@@ -196,7 +191,6 @@ def _with_choices(a: Arrays, rule: RouterRule) -> Arrays:
     check_bias("choice_bias", a.choice_bias, a.router.shape[1])
     if a.replay is None:
         return a
-    check_arrays(replay=a.replay)
     wanted = (*a.x.shape[:-1], rule.k)
     if a.replay.shape != wanted or not jnp.issubdtype(a.replay.dtype, jnp.integer):
         raise ValueError(

@@ -7,6 +7,7 @@ fp32, so that JAX differentiates, maps and shards it.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
@@ -29,6 +30,9 @@ from octavo_jax.moe.moves import Choosers, choosers_for
 from octavo_jax.sharding.conflicts import check_whole
 
 SCORES: tuple[Score, ...] = get_args(Score)
+
+RULE = tuple(field.name for field in fields(RouterRule))
+"""The arguments of a router and of a block that say how it chooses."""
 
 _LIFT = np.float32(2**32)
 """By which both sides of a quotient are multiplied: exact, and the square of a divisor, which the gradient divides by,
@@ -107,6 +111,7 @@ def choose_experts(
             raise ValueError(
                 f"replay has shape {list(replay.shape)} and k is {rule.k}; give {[logits.shape[0], rule.k]}"
             )
+        replay = as_int32(replay)
     return chosen(logits, rule, bias, replay, checkpoint_name, backend)
 
 
@@ -139,8 +144,7 @@ def chosen(
     checkpoint_name: str | None,
     backend: BackendNames,
 ) -> Choice:
-    """`choose_experts` of arguments that fit."""
-    replay = None if replay is None else as_int32(replay)
+    """`choose_experts` of arguments that fit, int32 choices among them."""
     choosers = choosers_for(logits, rule, backend)
     if choosers is not None:
         choices, weights, load = _chosen_by(choosers, rule, logits, bias, replay)

@@ -74,8 +74,7 @@ def choice_weights_bound(logits: NDArray[Any], choice: Choice, rule: RouterRule)
     """
     relative = _score_error(logits, choice.choices, rule)
     divisor = divisor_of(of_choices(route_scores(logits, rule.score), choice.choices), rule)
-    bound: F64 = np.abs(choice.weights) * relative + (1 + abs(rule.scale) / divisor) * _TINY
-    return bound
+    return np.abs(choice.weights) * relative + (1 + abs(rule.scale) / divisor) * _TINY
 
 
 def choose_gradient_bound(

@@ -18,7 +18,7 @@ from octavo.errors import printable
 from octavo_torch.arrays.checks import check_module, check_path
 from octavo_torch.arrays.per_group import stacked_view
 from octavo_torch.checkpoint.codes import check_not_packed
-from octavo_torch.checkpoint.expert_ranks import over_ranks, spans_ranks
+from octavo_torch.checkpoint.expert_ranks import over_ranks, ranks_of
 from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_layers, recipe_state
 from octavo_torch.distributed.fsdp.shard import WeightShard
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -84,7 +84,7 @@ def _targets(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:
     """Tensors to load into, by their names in the checkpoint: views of the module's own memory."""
     state = _state(module)
     for prefix, layer in recipe_layers(module).items():
-        if spans_ranks(layer):
+        if ranks_of(layer) is not None:
             continue  # has one array for all experts, here and there
         for own in layer._shapes:
             whole = f"{prefix}.{own}" if prefix else own

@@ -17,7 +17,7 @@ from octavo_torch.arrays.checks import brief, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.checkpoint.codes import check_not_packed, codes_of, interleave_of
-from octavo_torch.checkpoint.expert_ranks import spans_ranks
+from octavo_torch.checkpoint.expert_ranks import ranks_of
 from octavo_torch.checkpoint.experts import KNOWN_NAMES, check_first, check_names
 from octavo_torch.checkpoint.formats.layouts import Layout
 from octavo_torch.checkpoint.formats.places import LAYOUTS, STACKED, path_of
@@ -27,7 +27,6 @@ from octavo_torch.checkpoint.load import experts_of
 from octavo_torch.checkpoint.recipes import recipes_json
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.mlp.experts import Experts
-from octavo_torch.moe.module import MoE
 
 Named = tuple[str, Tensor]
 LayoutName = Literal["hf-fp8", "compressed-tensors", "compressed-tensors-mxfp4", "gpt-oss-mxfp4", "modelopt-nvfp4"]
@@ -145,7 +144,7 @@ def _spec_of(name: str, layer: Experts, layout: Layout) -> QuantizerSpec:
 def _names_of(name: str, layer: Experts, layout: Layout, names: Sequence[str] | None) -> tuple[str, ...]:
     gated = layer.activation in GATED
     if layout.stacked:
-        if spans_ranks(layer):
+        if ranks_of(layer) is not None:
             raise ValueError(
                 f"{name or 'module'} has some of the experts, and layout {layout.name} has all in one tensor; take "
                 "another layout, or gather the experts into a module without ep"
@@ -184,9 +183,8 @@ def _tensors(export: _Export) -> Iterator[Named]:
 
 def _first_of(layer: Experts, given: int | None) -> int:
     """The number of a layer's first expert."""
-    if given is None and isinstance(layer, MoE) and layer.ep is not None:
-        return layer.ep.rank * layer.num_groups
-    return given or 0
+    group = ranks_of(layer) if given is None else None
+    return given or 0 if group is None else group.rank * layer.num_groups
 
 
 def _bias(layer: Experts, number: int) -> Tensor | None:
