@@ -67,7 +67,7 @@ def experts(
         p[f"{prefix}.fc1"],
         p[f"{prefix}.fc2"],
         k=config.top_k,
-        weights_on="output",  # as unpermute does in the torch model
+        weights_on="output",  # as the model in torch weighs what its experts return
         recipe=recipe,
         dtype=jnp.bfloat16,
         seed=seed,
