@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -193,7 +193,7 @@ def check_values(name: str, module: ExpertsModule) -> None:
 
 def run_by(module: nn.Module, function: ExpertsFunction) -> None:
     """Let `function` be the module's forward, inside of accelerate's hooks where it has such."""
-    setattr(module, _forward_name(module), partial(function, module))
+    setattr(module, _forward_name(module), partial(function, cast(ExpertsModule, module)))
 
 
 def function_of(module: nn.Module) -> object:
