@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
@@ -51,11 +50,13 @@ def _renamed(name: str, renamings: Iterable[Renaming]) -> str:
 def _renamings(model: nn.Module) -> list[Renaming]:
     """What transformers renames when it loads this model; nothing for a model of another library."""
     try:
-        base: Any = import_module("transformers").PreTrainedModel
-        if not isinstance(model, base):
-            return []
-        mapping: Any = import_module("transformers.conversion_mapping").get_model_conversion_mapping
-        kind: Any = import_module("transformers.core_model_loading").WeightRenaming
-    except (ImportError, AttributeError):
+        from transformers import PreTrainedModel  # type: ignore[import-not-found,unused-ignore]
+        from transformers.conversion_mapping import (  # type: ignore[import-not-found,unused-ignore]
+            get_model_conversion_mapping,
+        )
+        from transformers.core_model_loading import WeightRenaming  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
         return []
-    return [one for one in mapping(model) if isinstance(one, kind)]
+    if not isinstance(model, PreTrainedModel):
+        return []
+    return [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]

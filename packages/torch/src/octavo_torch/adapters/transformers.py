@@ -23,7 +23,7 @@ from torch.nn.functional import silu
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
-from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.mlp import Extras
@@ -183,7 +183,7 @@ def check_values(name: str, module: ExpertsModule) -> None:
     """ValueError for experts whose weights are another library's codes, with scales that no function here reads."""
     for weight in names_of(module):
         dtype = getattr(module, weight).dtype
-        if dtype not in DTYPE_NAMES:
+        if dtype.itemsize == 1 or not dtype.is_floating_point:
             raise ValueError(
                 f"the {weight} of experts {name or 'model'} is {name_of(dtype)}, codes of another library with scales "
                 "of its own; load the model with its values, as FineGrainedFP8Config(dequantize=True) does, or give a "
