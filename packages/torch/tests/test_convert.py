@@ -164,6 +164,38 @@ def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:
             assert kind(*given).any()
 
 
+def test_hooks_of_accelerate_stay(rng: np.random.Generator) -> None:
+    """They are a forward of the module's own, which brings offloaded weights and calls what was there; recorded from
+    accelerate's add_hook_to_module."""
+    module = Dispatched()
+    weights = dict(module.named_parameters())
+    module.to("meta")
+
+    def hooked(*given: Tensor) -> Tensor:
+        for name, value in weights.items():
+            module._parameters[name] = value
+        y: Tensor = module._old_forward(*given)
+        module.to("meta")
+        return y
+
+    module._hf_hook, module._old_forward, module.forward = object(), module.forward, hooked  # type: ignore[assignment]
+    convert(module, "block", backend=BACKEND)
+    given = torch.randn(M, K), torch.ones(M, 1).long(), torch.ones(M, 1)
+    twin = Dispatched()
+    twin.load_state_dict(weights)
+    assert torch.equal(module(*given), experts("block", backend=BACKEND)(twin, *given))
+    assert module.down_proj.is_meta
+
+
+def of_fp8() -> nn.Module:
+    """Experts as transformers has them of an FP8 file."""
+    experts = Dispatched()
+    for name in ("gate_up_proj", "down_proj"):
+        codes = getattr(experts, name).detach().to(torch.float8_e4m3fn)
+        setattr(experts, name, nn.Parameter(codes, requires_grad=False))
+    return experts
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -180,6 +212,7 @@ def test_a_recipe_with_a_state_begins_anew(rng: np.random.Generator) -> None:
             "filter matches none of .* names among ''",
         ),
         ((Seam(), octavo.DelayedScaling()), "which takes its scales from history"),
+        ((of_fp8(), None), "the gate_up_proj of experts model is float8_e4m3fn, codes of another library with scales"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments: tuple[Any, ...], sentence: str) -> None:

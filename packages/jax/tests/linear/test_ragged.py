@@ -115,5 +115,7 @@ def test_what_is_refused() -> None:
             jax.lax.ragged_dot(lhs, rhs, sizes, group_offset=offset)
         with pytest.raises(ValueError, match="slice rhs and group_sizes"):
             octavo_jax.ragged_dot(lhs, rhs, sizes, group_offset=offset, recipe=None)
+    with pytest.raises(ValueError, match=r"recipe is DelayedScaling, .* ragged_dot has no place for a state"):
+        octavo_jax.ragged_dot(lhs, rhs, sizes, recipe="fp8-delayed")
     with pytest.raises(ValueError, match=r"jax\.shard_map"):
         octavo_jax.ragged_dot(lhs, rhs, sizes, out_sharding="x", recipe=None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM
-from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule, is_dispatched
+from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule, check_values, is_dispatched, run_by
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.selection import Filter, check_filter, selects
 from octavo_torch.dispatch.recipes import recipe_of
@@ -62,6 +61,8 @@ def convert(
         raise ValueError(f"filter matches none of the model's experts; give names among {all_names}")
     for name in names:
         _check_codes(name, experts[name], chosen)
+        if is_dispatched(experts[name]):
+            check_values(name, cast("ExpertsModule", experts[name]))
     others = [name for name in names if not isinstance(experts[name], RecipeModule)]
     product = GroupedMM(chosen, seed, backend) if others else None
     for name in names:
@@ -117,4 +118,4 @@ def _set_product(module: nn.Module, product: GroupedMM) -> None:
     if callable(getattr(module, "_grouped_mm", None)):
         module._grouped_mm = _TorchtitanGroupedMM(product)  # type: ignore[assignment]
     else:
-        module.forward = partial(ExpertsFunction(product), cast("ExpertsModule", module))
+        run_by(module, ExpertsFunction(product))

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from octavo import MXFP8, BlockScaling
-from octavo_torch import CodedWeight, GroupedMLP, PackedWeight, export_experts, moe_mlp
+from octavo_torch import CodedWeight, GroupedMLP, PackedWeight, export_experts, moe_mlp, save_checkpoint
+from octavo_torch.adapters import names_in_files
 from octavo_torch.adapters.frozen import freeze_experts
 
 REFERENCE = "torch-reference"
@@ -165,12 +167,63 @@ def test_codes_of_mxfp4_files(recipe: Any, rng: np.random.Generator, tmp_path: P
     assert isinstance(packed.get_submodule("model.layers.1.mlp.experts").gate_up_proj, PackedWeight)
 
 
+class Renaming:
+    """As one of transformers' renames what it reads of Mixtral's files."""
+
+    def rename_source_key(self, source_key: str) -> tuple[str, None]:
+        return source_key.replace(".block_sparse_moe.", ".mlp."), None
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_files_with_names_of_before(
+    prefix: str, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixtral's and MiniMax-M2's: what transformers renames while it loads a model is found by its own renamings."""
+    monkeypatch.setattr(names_in_files, "_renamings", lambda model: [Renaming()])
+    saved = GroupedMLP(E, H, F, recipe="fp8-block", dtype=torch.bfloat16, backend=REFERENCE)
+    source = nn.ModuleDict({"experts": saved})
+    export_experts(source, tmp_path, "hf-fp8", prefix="model.layers.1.block_sparse_moe.", names=("w1", "w3", "w2"))
+    with torch.device("meta"):
+        model: Any = model_of(Experts())
+    del model["model"]["layers"][0]["mlp"]["experts"]
+    if prefix:
+        model = model["model"]
+    names = freeze_experts(model, "fp8-block", path=tmp_path, prefix=prefix, device="cpu", backend=REFERENCE)
+    assert names == (f"{'' if prefix else 'model.'}layers.1.mlp.experts",)
+    frozen, given = model.get_submodule(names[0]), routed()
+    y = moe_mlp(*given, saved.weight1, saved.weight2, recipe="fp8-block", backend=REFERENCE)
+    assert torch.equal(frozen(*given), y)
+
+
+def test_writers_of_values_refuse_codes(tmp_path: Path) -> None:
+    """In a sentence that says what stores them; torch.save does."""
+    model = model_of(Experts())
+    freeze_experts(model, "fp8-block", backend=REFERENCE)
+    with pytest.raises(ValueError, match=r"in a module of another library.* write the state_dict with torch\.save"):
+        save_checkpoint(model, tmp_path / "values.safetensors")
+    with pytest.raises(ValueError, match=r"storage\(\), as of save_pretrained.*torch\.save stores it"):
+        safetensors.torch.save_file(dict(model.state_dict()), tmp_path / "values.safetensors")
+    torch.save(model.state_dict(), tmp_path / "codes.pt")
+    twin = model_of(Experts())
+    freeze_experts(twin, "fp8-block", backend=REFERENCE)
+    twin.load_state_dict(torch.load(tmp_path / "codes.pt"))
+    given, name = routed(), "model.layers.1.mlp.experts"
+    assert torch.equal(twin.get_submodule(name)(*given), model.get_submodule(name)(*given))
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """One sentence each, and the model stays as it was."""
     model = model_of(Experts())
     before = dict(model.named_parameters())
     other = model_of(Experts())
     other.get_submodule("model.layers.1.mlp.experts").act_fn = nn.Tanh()
+    on_meta, offloaded, coded, of_fp8 = (model_of(Experts()) for _ in range(4))
+    on_meta.to("meta")
+    offloaded.to("meta")
+    offloaded.get_submodule("model.layers.0.mlp.experts")._hf_hook = object()  # as accelerate marks them
+    freeze_experts(coded, "fp8-block", backend=REFERENCE)
+    codes = nn.Parameter(torch.zeros(E, 2 * F, H, dtype=torch.float8_e4m3fn), requires_grad=False)
+    of_fp8.get_submodule("model.layers.1.mlp.experts").gate_up_proj = codes
     (tmp_path / "model.safetensors").write_bytes(b"")
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (nn.Linear(2, 2), {}, "model has no experts that transformers dispatches"),
@@ -181,6 +234,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         (model, {"path": tmp_path}, "model.safetensors"),
         (model, {"weights": "values"}, "weights is 'values'; give 'codes' or 'packed'"),
         (model, {"weights": "packed"}, "weights is 'packed' and path is None"),
+        (on_meta, {}, r"path is None and the experts model\.layers\.0\.mlp\.experts are on the meta device"),
+        (offloaded, {}, r"the experts model\.layers\.0\.mlp\.experts are offloaded by accelerate"),
+        (offloaded, {"path": tmp_path, "device": "cpu"}, "are offloaded by accelerate"),
+        (coded, {}, r"path is None and the experts model\.layers\.0\.mlp\.experts are codes alone already"),
+        (of_fp8, {}, r"the gate_up_proj of experts model\.layers\.1\.mlp\.experts is float8_e4m3fn, codes of another"),
         (other, {}, r"the experts model\.layers\.1\.mlp\.experts compute an activation that moe_mlp has not"),
     ]
     for given, more, message in wrong:

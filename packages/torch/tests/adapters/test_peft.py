@@ -271,6 +271,11 @@ def test_what_does_not_fit_is_refused(peft: Any, model: Any, monkeypatch: pytest
     """Each in a sentence that says what to give."""
     with pytest.raises(ValueError, match=r"the experts model\.layers\.0\.mlp\.experts run another function"):
         prepare(config(peft), model)
+    model.set_experts_implementation(register(None, backend=REFERENCE))
+    adapted = peft.get_peft_model(model, prepare(config(peft), model))
+    model.set_experts_implementation("eager")
+    with pytest.raises(ValueError, match=r"the experts \w+ run another function than Octavo's"):
+        adapted(input_ids=tokens())
     with pytest.raises(ValueError, match=r"config is a dict; give a peft\.LoraConfig"):
         prepare({}, model)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="model has no grouped weights"):

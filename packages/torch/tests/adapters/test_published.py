@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import octavo_torch
 from octavo import MXFP8, BlockScaling, CurrentScaling, Recipe, RowScaling
 from octavo_torch import GroupedMLP, expert_tensors, export_experts, load_experts
+from octavo_torch.adapters.frozen import freeze_experts
 
 E, K, F = 2, 256, 128
 SCALES = ["powers of two", "fp32", "one per expert"]
@@ -92,6 +93,21 @@ def test_transformers_reads_mxfp4(rng: np.random.Generator, tmp_path: Path) -> N
     assert torch.equal(own.down_proj.transpose(1, 2), second)
     assert torch.equal(own.gate_up_proj_bias[:, ::2], experts.bias1[:, :F])  # type: ignore[index]
     assert torch.equal(own.down_proj_bias, experts.bias2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_codes_of_files_whose_names_transformers_changes(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Mixtral's mlp is block_sparse_moe in its files, as MiniMax-M2's is."""
+    transformers = pytest.importorskip("transformers", reason=REASON)
+    source, name = mlp(BlockScaling()), "model.layers.0.block_sparse_moe"
+    export_experts(source, tmp_path, "hf-fp8", prefix=name, names=("w1", "w3", "w2"))
+    with torch.device("meta"):
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**CONFIG | {"intermediate_size": F}))
+    frozen = freeze_experts(model, BlockScaling(), path=tmp_path, device="cpu", backend="torch-reference")
+    assert frozen == ("model.layers.0.mlp.experts",)
+    own = model.get_submodule(frozen[0])
+    for weight, wanted in zip((own.gate_up_proj, own.down_proj), values(source), strict=True):
+        assert torch.equal(octavo_torch.dequantize(weight.codes), wanted)
 
 
 COMPRESSED: dict[str, tuple[Recipe, str]] = {

@@ -229,7 +229,8 @@ def test_recipes_that_no_function_can_run(recipe: Any, sentence: str) -> None:
 
 
 def test_a_known_activation_is_one_node(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without being asked, gpt-oss's too: its clamped SwiGLU was once composed around the model's own gate."""
+    """Without being asked, gpt-oss's too: its clamped SwiGLU was once composed around the model's own gate. So was
+    LFM2's activation, which is torch's function and no module."""
     asked: list[tuple[str, str]] = []
 
     def counted(*given: Any, **how: Any) -> Tensor:
@@ -239,7 +240,8 @@ def test_a_known_activation_is_one_node(rng: np.random.Generator, monkeypatch: p
     monkeypatch.setattr(adapter, "moe_mlp", counted)
     experts("mxfp8", backend="torch-reference")(GptOssExperts(), *choices(rng))
     experts("mxfp8", backend="torch-reference", form="lean")(Recorded(), *choices(rng))
-    assert asked == [("clamped_swiglu", "standard"), ("swiglu", "lean")]
+    experts("mxfp8", backend="torch-reference")(Recorded(act_fn=silu), *choices(rng))
+    assert asked == [("clamped_swiglu", "standard"), ("swiglu", "lean"), ("swiglu", "standard")]
 
 
 CONFIG = {

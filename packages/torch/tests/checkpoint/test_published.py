@@ -37,6 +37,8 @@ FP32_BLOCK = BlockScaling(power_of_two=False)
 Draw = Callable[[np.random.Generator], Published]
 HF, HF_POWERS = published.hugging_face, lambda rng: published.hugging_face(rng, power_of_two=True)
 BLOCKS = lambda rng: published.compressed(rng, "block")  # noqa: E731
+MINIMAX_SAYS = {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [128, 128]}
+MINIMAX = lambda rng: replace(HF(rng), config=MINIMAX_SAYS)  # noqa: E731
 CHANNELS = lambda rng: published.compressed(rng, "channel")  # noqa: E731
 TENSORS = lambda rng: published.compressed(rng, "tensor")  # noqa: E731
 MODELOPT_FP8 = lambda rng: replace(TENSORS(rng), config={"quant_method": "modelopt", "quant_algo": "FP8"})  # noqa: E731
@@ -47,6 +49,7 @@ TWO_FACTORS = lambda rng: published.modelopt(rng, one_factor=False)  # noqa: E73
 
 EXACT: dict[str, tuple[Draw, Recipe]] = {
     "hf-fp8, block with fp32 scales": (HF, FP32_BLOCK),
+    "hf-fp8 as MiniMax-M2 says it, block with fp32 scales": (MINIMAX, FP32_BLOCK),
     "hf-fp8 with powers of two, block": (HF_POWERS, BlockScaling()),
     "hf-fp8 with powers of two, mxfp8": (HF_POWERS, MXFP8()),
     "compressed blocks, block with fp32 scales": (BLOCKS, FP32_BLOCK),

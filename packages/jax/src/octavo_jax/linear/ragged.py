@@ -69,6 +69,11 @@ def ragged_dot(
     """
     recipe = as_recipe(recipe) or HIGH_PRECISION
     check_precision(precision, recipe)
+    if recipe.stateful:
+        raise ValueError(
+            f"recipe is {type(recipe).__name__}, which takes its scales from history, and ragged_dot has no place for "
+            "a state; give CurrentScaling, or call grouped_dense, which takes state="
+        )
     if group_offset is not None:
         raise ValueError(
             "group_offset was given, which jax.lax.ragged_dot does not compute either; slice rhs and group_sizes to "

@@ -11,7 +11,6 @@ Written for transformers 5.23 (5.17 and later), whose experts modules keep their
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
@@ -20,21 +19,25 @@ from torch import Tensor, nn
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM
+from octavo_torch.adapters.names_in_files import names_in_files
 from octavo_torch.adapters.transformers import (
     ExpertsFunction,
     ExpertsModule,
     activation_of,
     block_of,
+    check_values,
     experts,
     is_dispatched,
     names_of,
     projections,
+    run_by,
 )
-from octavo_torch.arrays.checks import brief, check_module
+from octavo_torch.arrays.checks import brief, check_module, check_path
 from octavo_torch.checkpoint.load import load_experts
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.quantized_operands import quantize_own_values
 from octavo_torch.mlp.module import GroupedMLP
+from octavo_torch.mlp.packed_weight import PackedWeight
 
 
 @torch.no_grad()
@@ -59,7 +62,8 @@ def freeze_experts(
     weights   "packed": keep the four bits of MXFP4 files, as `load_experts` does, and expand them in each call. Then
               the recipe may also be a high-precision one
     prefix, exact, device   as `load_experts` has them, device None: where the experts are; without a path weights stay
-                            where they are
+                            where they are. Of modules that transformers renames while loading, such as Mixtral's, the
+                            files' names are found by its own renamings
     seed, backend           as `octavo_torch.adapters.transformers.experts` has them
     form                    what is kept for the backward of experts without adapters; "recompute" also with adapters
 
@@ -88,6 +92,8 @@ def freeze_experts(
             "octavo_torch's modules inside of quantized_parameters"
         )
     for name, module in found.items():
+        _check_memory(name, module, from_files=path is not None)
+        check_values(name, module)
         if activation_of(module) is None:
             raise ValueError(
                 f"the experts {name or 'model'} compute an activation that moe_mlp has not, which reads values of the "
@@ -95,10 +101,12 @@ def freeze_experts(
             )
     coded = _quantized(found, function.product) if path is None else None
     if path is not None:
-        like = _modules_like(found, chosen, backend)
+        check_path("path", path)
+        in_files = names_in_files(model, tuple(found), path, prefix)
+        like = _modules_like({in_files[name]: module for name, module in found.items()}, chosen, backend)
         place = _device_of(found) if device is None else device
         load_experts(like, path, prefix=prefix, weights=weights, exact=exact, device=place)
-        coded = {name: cast(GroupedMLP, like.get_submodule(name)) for name in found}
+        coded = {name: cast(GroupedMLP, like.get_submodule(in_files[name])) for name in found}
     assert coded is not None  # one of both
     for name, module in found.items():
         _replace(module, coded[name], function)
@@ -109,6 +117,28 @@ def _experts_of(model: nn.Module) -> Iterator[tuple[str, ExpertsModule]]:
     for name, module in model.named_modules():
         if is_dispatched(module):
             yield name, cast(ExpertsModule, module)
+
+
+def _check_memory(name: str, module: ExpertsModule, *, from_files: bool) -> None:
+    """ValueError where weights have no values to quantize, or where accelerate would bring the old ones back."""
+    weight = getattr(module, names_of(module)[0])
+    if weight.is_meta and hasattr(module, "_hf_hook"):
+        raise ValueError(
+            f"the experts {name or 'model'} are offloaded by accelerate, which brings their values back for each call; "
+            "load the model without offloading, or onto the meta device, and freeze it before it is dispatched"
+        )
+    if from_files:
+        return
+    if weight.is_meta:
+        raise ValueError(
+            f"path is None and the experts {name or 'model'} are on the meta device; give the path of files with "
+            "codes, or a model that has values"
+        )
+    if isinstance(weight, CodedWeight | PackedWeight):
+        raise ValueError(
+            f"path is None and the experts {name or 'model'} are codes alone already; give the path of files with "
+            "other codes, or a model that has values"
+        )
 
 
 def _device_of(found: dict[str, ExpertsModule]) -> torch.device | None:
@@ -174,4 +204,4 @@ def _replace(module: ExpertsModule, coded: GroupedMLP, function: ExpertsFunction
                 value.requires_grad_(False)
                 own._parameters[target] = value
     module.is_transposed = False
-    own.forward = partial(function, module)
+    run_by(own, function)

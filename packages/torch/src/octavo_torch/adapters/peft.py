@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from octavo_torch.adapters.grouped_mm import misfit
-from octavo_torch.adapters.transformers import ExpertsFunction, is_dispatched
+from octavo_torch.adapters.transformers import ExpertsFunction, function_of, is_dispatched
 from octavo_torch.arrays.checks import brief, check_module
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -72,26 +72,18 @@ def _served(model: nn.Module) -> Iterator[nn.Module]:
         if isinstance(module, GroupedLinear | Experts):
             yield module
         elif is_dispatched(module):
-            if not isinstance(_function_of(module), ExpertsFunction):
-                raise ValueError(
-                    f"the experts {name or 'model'} run another function than Octavo's; call freeze_experts or "
-                    "octavo_torch.convert first, or give octavo_torch.adapters.transformers.register's name as "
-                    "experts_implementation"
-                )
+            _check_function(module, name or "model")
             yield module
 
 
-def _function_of(module: nn.Module) -> object:
-    """What runs the forward of experts that transformers dispatches."""
-    own = vars(module).get("forward")
-    if own is not None:
-        return getattr(own, "func", None)
-    try:
-        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        return None
-    config: Any = getattr(module, "config", None)
-    return ALL_EXPERTS_FUNCTIONS.get(getattr(config, "_experts_implementation", None), None)
+def _check_function(module: nn.Module, name: str | None = None) -> None:
+    """ValueError for experts of transformers that another function runs, which takes no adapters."""
+    if is_dispatched(module) and not isinstance(function_of(module), ExpertsFunction):
+        raise ValueError(
+            f"the experts {name or type(module).__name__} run another function than Octavo's; call freeze_experts or "
+            "octavo_torch.convert first, or give octavo_torch.adapters.transformers.register's name as "
+            "experts_implementation"
+        )
 
 
 @cache
@@ -131,6 +123,7 @@ def _wrapper() -> type[nn.Module]:
             parts = {layer.parameter_name: layer._adapter() for layer in layers if not layer.merged}
             added = tuple(parts.get(name) for name in _weights(base))
             if any(part is not None for part in added):
+                _check_function(base)
                 kwargs["lora"] = added[0] if isinstance(base, GroupedLinear) else added
             y = base(x, *args, **kwargs)
             return y
@@ -184,5 +177,5 @@ def _backend(wrapper: Any) -> Any:
     base = wrapper.get_base_layer()
     if isinstance(base, GroupedLinear | Experts):
         return base.backend
-    function = _function_of(base)
+    function = function_of(base)
     return function.product.backend if isinstance(function, ExpertsFunction) else None

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import partial
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
+from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.mlp import Extras
@@ -176,6 +179,44 @@ def is_dispatched(module: nn.Module) -> bool:
     return {*dir(module)} >= {"has_gate", "is_transposed", "down_proj"}
 
 
+def check_values(name: str, module: ExpertsModule) -> None:
+    """ValueError for experts whose weights are another library's codes, with scales that no function here reads."""
+    for weight in names_of(module):
+        dtype = getattr(module, weight).dtype
+        if dtype.itemsize == 1 or not dtype.is_floating_point:
+            raise ValueError(
+                f"the {weight} of experts {name or 'model'} is {name_of(dtype)}, codes of another library with scales "
+                "of its own; load the model with its values, as FineGrainedFP8Config(dequantize=True) does, or give a "
+                "model on the meta device to freeze_experts(model, recipe, path=...), which takes the file's codes"
+            )
+
+
+def run_by(module: nn.Module, function: ExpertsFunction) -> None:
+    """Let `function` be the module's forward, inside of accelerate's hooks where it has such."""
+    setattr(module, _forward_name(module), partial(function, cast(ExpertsModule, module)))
+
+
+def function_of(module: nn.Module) -> object:
+    """What runs the forward of experts that transformers dispatches."""
+    own = vars(module).get(_forward_name(module))
+    if isinstance(own, partial):
+        return own.func
+    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+        return None
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return None
+    config = getattr(module, "config", None)
+    found: object = ALL_EXPERTS_FUNCTIONS.get(getattr(config, "_experts_implementation", None), None)
+    return found
+
+
+def _forward_name(module: nn.Module) -> str:
+    """Where a module's own forward is: accelerate's hooks are the module's, and call what was there."""
+    return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
+
+
 Projection = tuple[Tensor, Tensor | None]
 """Weight [G, N, K] and bias."""
 
@@ -205,14 +246,19 @@ def activation_of(module: ExpertsModule) -> str | None:
     if getattr(module, "has_post_expert_norm", False):
         return None
     if not module.has_gate:
-        return _PLAIN.get(type(module.act_fn).__name__)
+        return _PLAIN.get(_kind_of(module.act_fn))
     gate = _gate_of(type(module))
     if gate in _CLAMPED:
         given = tuple(getattr(module, name) for name in _CLAMPED[gate])
         return "clamped_swiglu" if given == _CLAMPED_BY else None
     if not module.is_concatenated or not gate.endswith("_default_apply_gate"):
         return None
-    return _GATED.get(type(module.act_fn).__name__)
+    return _GATED.get(_kind_of(module.act_fn))
+
+
+def _kind_of(act_fn: Callable[[Tensor], Tensor]) -> str:
+    """The name of an activation's class; LFM2's is torch's function."""
+    return "SiLU" if act_fn is silu else type(act_fn).__name__
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]

@@ -54,6 +54,11 @@ class Valueless(torch.Tensor):
         """Whether all of them are there."""
         return all(getattr(self, name).is_shared() for name in self._own_names())
 
+    def storage(self) -> NoReturn:
+        """Raises ValueError: writers of files ask for it where they have found no memory, and would say no more."""
+        error = self._without_values("storage(), as of save_pretrained and of safetensors, was called on")
+        raise ValueError(f"{error}; torch.save stores it in the state_dict of its module")
+
     def __dlpack__(self, **_: object) -> NoReturn:
         """Raises ValueError: there are no values."""
         raise self._without_values("__dlpack__ was called on")

@@ -39,8 +39,8 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
                 one parameter per group, as values
 
     Tensors that share memory, as tied weights do, are written once under each of their names.
-    Raises ValueError for PackedWeights, and for sharded parameters: save the latter and `recipe_state` with
-    torch.distributed.checkpoint.
+    Raises ValueError for PackedWeights, for codes in modules of another library, as `freeze_experts` makes them, and
+    for sharded parameters: save the latter and `recipe_state` with torch.distributed.checkpoint.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -59,6 +59,12 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
             del tensors[name]
             tensors |= codes.to_tensors(name, quantized_weight)
             weights[name] = codes.describe(quantized_weight, weight.dtype, codes.interleave_of(layer, number))
+    for name, value in tensors.items():
+        if isinstance(value, CodedWeight):
+            raise ValueError(
+                f"{name} is codes in a module of another library, of whose weights a checkpoint holds values alone; "
+                "write the state_dict with torch.save, or the adapters beside the codes as PEFT does"
+            )
     tensors = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     header = {
         "version": VERSION,

@@ -61,7 +61,7 @@ class HuggingFaceFp8(Layout):
     def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
         check_said(config, "quant_method", ("fp8",))
-        check_said(config, "fmt", ("e4m3", None))
+        check_said(config, "fmt", ("e4m3", "float8_e4m3fn", None))  # the second is MiniMax-M2's
         check_said(config, "weight_block_size", ([_BLOCK, _BLOCK],))
         check_said(config, "scale_fmt", ("float", "ue8m0", None))
         check_said(config, "expert_dtype", ("fp8", None))
