@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 from octavo_torch.compiler.tracing import is_plain
 
@@ -22,16 +24,16 @@ def check_not_recorded(x: object) -> None:
     A call on ordinary tensors gives its kernels addresses: the program would have a result that nothing writes. What a
     compiler traces are no ordinary tensors, and become operators.
     """
-    if isinstance(x, Tensor) and not is_plain(x):
-        return
-    if is_jit_tracing():
-        raise _refusal("torch.jit.trace")
-    if dispatch_modes() and torch._C._get_dispatch_mode(_PROXY) is not None:
-        raise _refusal("make_fx")
+    recorder = "torch.jit.trace" if is_jit_tracing() else "make_fx" if _makes_proxies() else ""
+    # of codes it is their planes that a compiler traces
+    if recorder and all(is_plain(part) for part in pytree.tree_leaves(x) if isinstance(part, Tensor)):
+        raise NotImplementedError(
+            f"{recorder} records a grouped layer, whose kernels it cannot see, and its program would return what "
+            "happened to be in memory; use torch.export.export, or torch.compile, which record the layer as operators"
+        )
 
 
-def _refusal(recorder: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"{recorder} records a grouped layer, whose kernels it cannot see, and its program would return what happened "
-        "to be in memory; use torch.export.export, or torch.compile, which record the layer as operators"
-    )
+def _makes_proxies() -> bool:
+    # torch.func.linearize makes them of a call with a tangent, which is refused for that
+    of_derivative = forward_ad._current_level >= 0
+    return dispatch_modes() > 0 and not of_derivative and torch._C._get_dispatch_mode(_PROXY) is not None
