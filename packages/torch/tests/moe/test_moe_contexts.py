@@ -96,6 +96,18 @@ def test_a_routers_gradients_are_products_in_fp32_in_autocast(compiled: bool) ->
     assert_equal([y, *grads], [expected, *torch.autograd.grad(expected, leaves, dy)])
 
 
+def test_a_routers_gradients_where_its_forward_ran_without_autocast() -> None:
+    """A model that switches autocast off around the layer runs its backward where the caller stands: inside."""
+    module = MoE(G, K, F, C, recipe="fp8-block", dtype=torch.float32, seed=1, backend=REFERENCE)
+    x, dy = torch.randn(T, K).requires_grad_(), torch.randn(T, K)
+    leaves = [x, *module.parameters()]
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            y = module(x)
+        grads = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    assert_equal(grads, torch.autograd.grad(module(x), leaves, dy))
+
+
 def test_functional_gradient(rng: np.random.Generator) -> None:
     """torch.func.grad gives the gradients of backward; a second derivative is refused."""
     given, choices = draw(rng)

@@ -92,9 +92,15 @@ def leaves_of(value: Weights) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
-def version_of(value: Weights) -> int:
-    """A number that grows with every change in place; 0 for tensors of a compiler's trace."""
-    return sum(part._version for part in leaves_of(value) if is_plain(part))
+def version_of(value: Weights) -> int | None:
+    """A number that grows with every change in place; 0 for tensors of a compiler's trace.
+
+    None for a tensor that was made in torch.inference_mode, of which torch counts no changes.
+    """
+    parts = list(filter(is_plain, leaves_of(value)))
+    if any(part.is_inference() for part in parts):
+        return None
+    return sum(part._version for part in parts)
 
 
 @torch.no_grad()

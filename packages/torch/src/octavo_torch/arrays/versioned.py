@@ -15,8 +15,9 @@ _OUTDATED = -1
 
 
 class Versioned(ABC):
-    """`version` is `version_of` the tensors at that time; None where a compiled graph, which knows no versions, has
-    made the codes. Copies and pickles, whose tensors count changes anew, are outdated where the original was."""
+    """`version` is `version_of` the tensors at that time; None where that knows none, and where a compiled graph, which
+    knows no versions, has made the codes. Copies and pickles, whose tensors count changes anew, are outdated where the
+    original was."""
 
     version: int | None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -16,17 +18,20 @@ from octavo_torch.compiler.transforms import transforms_active
 def router_logits(x: Tensor, router: Tensor) -> Tensor:
     """fp32 x router^T [T, E] of tokens x [T, K] and a router [E, K].
 
-    Gradients are products in fp32, too, where a backward runs inside of autocast: a user's call of `backward` does
-    where it stands there, and that of a compiled graph always, if autocast was on around its call.
+    Gradients are products in fp32, too, where a backward runs inside of autocast, wherever forward ran: a user's call
+    of `backward` does where it stands there, and that of a compiled graph always, if autocast was on around its call.
     """
     x, router = x.float(), router.float()
-    if not torch.is_autocast_enabled(x.device.type):
-        return linear(x, router)
-    with torch.autocast(x.device.type, enabled=False):
+    with _no_autocast(x):
         if transforms_active() or forward_ad._current_level >= 0:  # a Function needs a rule for either
             return linear(x, router)
         logits: Tensor = _Product.apply(x, router)  # type: ignore[no-untyped-call]
     return logits
+
+
+def _no_autocast(like: Tensor) -> AbstractContextManager[object]:
+    device = like.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 class _Product(torch.autograd.Function):
@@ -38,6 +43,6 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (dy,), (x, router) = grads, ctx.saved_tensors
-        with torch.autocast(dy.device.type, enabled=False):
+        with _no_autocast(dy):
             dx = dy @ router if ctx.needs_input_grad[0] else None
             return dx, dy.t() @ x if ctx.needs_input_grad[1] else None

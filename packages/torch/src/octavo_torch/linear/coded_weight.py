@@ -90,7 +90,9 @@ class CodedWeight(Valueless):
         if func in _SAME and isinstance(weight, cls):
             shape = args[1] if func in (_aten.as_strided.default, _aten.view.default) else weight.shape
             if tuple(shape) == tuple(weight.shape):
-                return cls(weight.codes, weight.recipe, weight.dtype, weight.interleave)
+                # torch gives a view of a tensor that counts its changes the same count, inference mode or not
+                with torch.inference_mode(weight.is_inference()):
+                    return cls(weight.codes, weight.recipe, weight.dtype, weight.interleave)
         if func in _COPIES and isinstance(weight, cls):
             device = options.get("device") or weight.device
             codes = pytree.tree_map_only(Tensor, lambda plane: plane.to(device, copy=True), weight.codes)

@@ -14,6 +14,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.versioned import Versioned
 from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.recorders import check_not_recorded, dispatch_modes, is_jit_tracing
 from octavo_torch.compiler.second_derivative import refuse
 from octavo_torch.compiler.transforms import (
     Subject,
@@ -42,8 +43,17 @@ LAYER = Subject(
 autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
+def are_any() -> bool:
+    """Whether there is a context to ask `matters` about. The path of every call has this condition in its own line."""
+    return autocast_anywhere() or transforms_active() or is_jit_tracing() or dispatch_modes() > 0
+
+
 def matters(x: object) -> bool:
-    """True where a call with these rows goes through `run`: in a transform, or with autocast on for x's device."""
+    """True where a call with these rows goes through `run`: in a transform, or with autocast on for x's device.
+
+    Raises NotImplementedError where a recorder would write down a call without what its kernels do.
+    """
+    check_not_recorded(x)
     if transforms_active():
         return True
     return torch.is_autocast_enabled(_device_of(x))

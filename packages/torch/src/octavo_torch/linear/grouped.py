@@ -22,6 +22,7 @@ from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
+from octavo_torch.compiler.recorders import dispatch_modes, is_jit_tracing
 from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layers import Layers, layer_for
@@ -39,6 +40,7 @@ from octavo_torch.scaling.seeds import for_backward
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _autocast_anywhere, _transforms_active = contexts.autocast_anywhere, transforms_active
+_is_jit_tracing, _dispatch_modes = is_jit_tracing, dispatch_modes
 _grad_enabled = torch.is_grad_enabled
 _STRIDED = torch.strided
 _state_token = registry.state_token
@@ -65,7 +67,9 @@ def apply(
 
     The path of every call: no model of pydantic's is built, compared or hashed here, and no plugin is asked.
     """
-    if (_autocast_anywhere() or _transforms_active()) and contexts.matters(x):
+    if (_autocast_anywhere() or _transforms_active() or _is_jit_tracing() or _dispatch_modes()) and contexts.matters(
+        x
+    ):  # contexts.are_any, without the call
         return _in_context(x, weight, group_sizes, bias, bias_scales, call)
     recipe, layers, backend, state = call.recipe, call.layers, call.backend, call.state
     if call.output_dtype is not None:

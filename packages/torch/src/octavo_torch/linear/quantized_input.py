@@ -26,7 +26,7 @@ class QuantizedInput(Versioned):
     group_sizes  [G], those of the codes
     recipe       the recipe of the codes
     version      x's in-place version at that time: rows that have changed since are refused; None where a compiled
-                 graph, which knows no versions, has computed the codes
+                 graph or torch.inference_mode, which know no versions, have made codes or rows
     """
 
     x: Tensor

@@ -259,7 +259,7 @@ def quantize_input(
         x, weight, group_sizes, recipe, seed=seed, history=_history(state, record), group_offset=group_offset,
         backend=backend,
     )  # fmt: skip
-    version = None if _is_compiling() else x._version
+    version = None if _is_compiling() else version_of(x)
     return QuantizedInput(x, result[1] if len(result) == 2 else None, result[0], recipe, version)
 
 

@@ -31,7 +31,7 @@ class QuantizedWeight(Versioned):
     codes     both directions where a gradient may be needed; None where no GEMM of the recipe reads quantized weights
     recipe    the recipe of the codes
     version   the weight's in-place version at that time: a weight that has changed since is refused; None where a
-              compiled graph, which knows no versions, has computed the codes
+              compiled graph or torch.inference_mode, which know no versions, have made codes or weight
     amax      fp32 [G] of delayed scaling: max |w| at that time; None for other recipes
     interleave  rows of a block where gate and up projection take turns in the weight, as grouped_mlp has it; 0: none do
     order     the axes of the matrices that the codes are of: "nk" for [G, N, K], "kn" for [G, K, N], of a weight that

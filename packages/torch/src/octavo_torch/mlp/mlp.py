@@ -17,7 +17,6 @@ from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.second_derivative import check_no_tangent
-from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
@@ -56,7 +55,7 @@ def apply(
     call: MlpCall,
 ) -> Tensor:
     """`grouped_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
-    if (contexts.autocast_anywhere() or transforms_active()) and contexts.matters(x):
+    if contexts.are_any() and contexts.matters(x):
         operands = {"x": x, "w1": w1, "w2": w2, "group_sizes": group_sizes, **extras._asdict()}
         call.keep_states_in_place()
         return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)

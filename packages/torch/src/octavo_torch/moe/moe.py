@@ -16,7 +16,6 @@ from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.compiler.second_derivative import check_no_tangent
-from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
@@ -61,7 +60,7 @@ def apply(
     if call.ep is not None:
         weights_given = (w.weight if isinstance(w, QuantizedWeight) else w for w in (w1, w2))
         check_wrapper(call.ep, (leaf for weight in weights_given for leaf in leaves_of(weight)))
-    if (contexts.autocast_anywhere() or transforms_active()) and contexts.matters(x):
+    if contexts.are_any() and contexts.matters(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
         call.keep_states_in_place()
         return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
