@@ -36,7 +36,8 @@ def _refused(primals: Any, tangents: Any) -> Any:
 def undifferentiated(arrays: Arrays) -> Arrays:
     """An array or a tree of arrays; TypeError where a derivative is taken through one, second derivatives of layers
     among them."""
-    return jax.tree.map(lambda x: _same(as_jax(x)) if isinstance(x, jax.core.Tracer) else x, arrays)
+    refusing: Arrays = jax.tree.map(lambda x: _same(as_jax(x)) if isinstance(x, jax.core.Tracer) else x, arrays)
+    return refusing
 
 
 def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> Result:
