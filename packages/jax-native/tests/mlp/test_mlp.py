@@ -139,3 +139,19 @@ def test_statistics_of_the_kernel_reach_the_gradient(rng: np.random.Generator) -
     for one, other in zip(run("jax-native"), run("jax-reference"), strict=True):
         share = 4 * 4 * np.sqrt(K + N + M) * 2.0**-24  # four sums in a row, each within 4 sqrt(n) 2^-24 (docs/numerics)
         assert np.all(np.abs(one - other) <= share * float(np.abs(other).max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("block", "codes have no derivative"), ("bf16", r"activation of octavo was differentiated.*differentiate once")],
+)
+def test_the_gradients_slope_in_the_probabilities_is_refused(kind: str, message: str) -> None:
+    """By a sentence that says what has one, in place of JAX's about the primitive of the kernel."""
+    x, wi, wo = (jnp.ones(shape) for shape in ((M, K), (G, K, F), (G, F, N)))
+    how: dict[str, Any] = {"activation": "relu2", "recipe": RECIPES[kind], **NATIVE}
+
+    def slope(probs: Any) -> Any:
+        return jnp.sum(jax.grad(lambda x: jnp.sum(grouped_mlp(x, wi, wo, SIZES, probs=probs, **how)))(x))
+
+    with pytest.raises(TypeError, match=message):
+        jax.eval_shape(jax.grad(slope), jnp.ones(M))

@@ -89,6 +89,7 @@ def _layers(x: Any, kernels: Any, bias: Any, recipe: octavo.Recipe | None) -> An
 
 def _block(x: Any, kernels: Any, bias: Any, recipe: octavo.Recipe | None) -> Any:
     how: dict[str, Any] = {"activation": "gelu", "bi": bias, "bo": bias, "recipe": recipe, **HOW}
+    how["choice_bias"] = jnp.zeros(G, jnp.float32)
     return moe.moe_mlp(x, KERNEL[:, :G], kernels, kernels, k=1, **how)[0]
 
 
@@ -104,6 +105,8 @@ def test_no_mixing_of_ranks() -> None:
     with jax.numpy_rank_promotion("raise"):
         for function, recipe in [*((_layers, recipe) for recipe in recipes), (_block, None)]:
             _trace(function, recipe)
+        states = octavo_jax.ScalingHistory(jnp.zeros((2, 4, G)), jnp.ones((2, G)))  # a batch of them meets one tensor
+        jax.eval_shape(jax.vmap(octavo_jax.record_amax, in_axes=(0, None)), states, jnp.ones(G))
 
 
 @pytest.mark.parametrize("wide", [False, True])

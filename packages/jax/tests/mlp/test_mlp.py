@@ -257,3 +257,14 @@ def test_forward_mode_is_refused_with_a_sentence() -> None:
     """Rounding has no derivative to push forward."""
     with pytest.raises(TypeError, match=r"grouped_mlp was given to forward-mode differentiation .* use jax\.grad"):
         jax.jvp(lambda x: _call(x=x), (jnp.ones((M, K)),), (jnp.ones((M, K)),))
+
+
+def test_the_gradients_slope_in_the_probabilities_is_refused() -> None:
+    """Codes between the two made zeros of it, which look like an answer."""
+    x, probs = jnp.ones((M, K)), jnp.ones(M)
+
+    def slope(probs: Any) -> Any:
+        return jnp.sum(jax.grad(lambda x: jnp.sum(_call(x=x, probs=probs, recipe=octavo.MXFP8())))(x))
+
+    with pytest.raises(TypeError, match="codes have no derivative"):
+        jax.eval_shape(jax.grad(slope), probs)

@@ -150,11 +150,22 @@ def test_the_quantizer_s_choice_decides(register: Any) -> None:
 
 
 def test_no_derivative_is_made_up() -> None:
-    """Differentiating a fused quantizer is refused with a sentence, not zeros."""
-    with pytest.raises(TypeError, match="codes have no derivative"):
-        jax.grad(lambda x: act_quantize(x, ROW, activation="silu", backend="jax-reference")[1].activated.sum())(
-            jnp.ones((M, F))
-        )
+    """Differentiating a fused quantizer is refused with a sentence, not zeros: in its rows and in what they meet."""
+    rows, probs, gamma = jnp.ones((M, F)), jnp.ones(M), jnp.ones(F)
+    how: dict[str, Any] = {"activation": "silu", "backend": "jax-reference"}
+    calls: dict[Any, tuple[Any, ...]] = {
+        lambda x, probs: act_quantize(x, ROW, probs=probs, **how): (rows, probs),
+        lambda dy, x, probs: dact_quantize(dy, x, ROW, probs=probs, **how): (rows, rows, probs),
+        lambda x, gamma, beta: norm_quantize(x, gamma, ROW, beta=beta, norm="layer", backend="jax-reference"): (
+            rows,
+            gamma,
+            gamma,
+        ),
+    }
+    for call, given in calls.items():
+        for argument in range(len(given)):
+            with pytest.raises(TypeError, match="codes have no derivative"):
+                jax.grad(lambda *given, call=call: call(*given)[0].rowwise_scale.sum(), argument)(*given)
 
 
 X, ONES = jnp.ones((8, 32)), jnp.ones(32)

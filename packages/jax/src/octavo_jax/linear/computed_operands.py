@@ -108,8 +108,7 @@ def _quantized(
     run, plan, layer, operand = fused
     assert plan is not None
     arguments = context.quantizer_arguments(plan, operand, history)
-    tokens, whole = jax.tree.map(undifferentiated, inputs[:2])
-    inputs = inputs._replace(tokens=tokens, whole=whole)
+    inputs = undifferentiated(inputs)
     if layer.placement is None:
         options = arguments.keywords() | ({} if inputs.probs is None else {"probs": inputs.probs})
         q, extras = run(*inputs.tokens, *inputs.whole, context.group_sizes, **options)
@@ -172,7 +171,8 @@ def plain_activation(of: ActivationQuantizer, layer: Layer, x: Array, context: C
     if of.values is None or not holds_rows(layer, "x"):
         plain: Array = octavo_activation(x, of.probs, activation=of.activation)
         return plain
-    made = of.values(once_differentiated(x), context.group_sizes, probs=of.probs, wanted=("activated",)).activated
+    x, probs = jax.tree.map(once_differentiated, (x, of.probs))
+    made = of.values(x, context.group_sizes, probs=probs, wanted=("activated",)).activated
     assert made is not None
     return made
 
@@ -197,8 +197,8 @@ def activation_gradient_operand(
         return GradientOperand(operand, dbias, _dprobs(of, dy, x, extras.dprobs), None)
     if of.values is not None and holds_rows(layer, "dy"):
         wanted = ("activated", *(("dprobs",) if of.probs is not None else ()), *(("forward",) if forward else ()))
-        given = once_differentiated(dy), once_differentiated(x)
-        made = of.values(*given, context.group_sizes, probs=of.probs, wanted=wanted)
+        *given, probs = jax.tree.map(once_differentiated, (dy, x, of.probs))
+        made = of.values(*given, context.group_sizes, probs=probs, wanted=wanted)
     else:
         made = Extras(octavo_activation_gradient(dy, x, of.probs, activation=of.activation))
     plain = made.activated

@@ -154,7 +154,7 @@ def chosen(
         by_logits = bias is None and not rule.by_groups
         ordered = _logits_to_order(logits) if by_logits else lax.stop_gradient(scores)
         if bias is not None:
-            ordered = ordered + lax.stop_gradient(bias).astype(jnp.float32)
+            ordered = ordered + lax.stop_gradient(bias).astype(jnp.float32)[None, :]
         choices = _largest(_in_groups(ordered, rule.groups, rule.kept_groups), rule.k, checkpoint_name)
     else:
         choices = replay

@@ -16,6 +16,7 @@ from octavo_jax.scaling.delayed_state import DelayedState, shared_state
 from octavo_jax.scaling.state_gradients import watched_state
 
 Result = TypeVar("Result")
+Arrays = TypeVar("Arrays")
 
 
 @jax.custom_jvp
@@ -32,9 +33,11 @@ def _refused(primals: Any, tangents: Any) -> Any:
     )
 
 
-def undifferentiated(x: Array) -> Array:
-    """x; TypeError where a derivative is taken through it, second derivatives of layers among them."""
-    return _same(as_jax(x)) if isinstance(x, jax.core.Tracer) else x
+def undifferentiated(arrays: Arrays) -> Arrays:
+    """An array or a tree of arrays; TypeError where a derivative is taken through one, second derivatives of layers
+    among them."""
+    refusing: Arrays = jax.tree.map(lambda x: _same(as_jax(x)) if isinstance(x, jax.core.Tracer) else x, arrays)
+    return refusing
 
 
 def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> Result:

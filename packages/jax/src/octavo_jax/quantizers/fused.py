@@ -100,7 +100,8 @@ def act_quantize(
     sizes = _sizes(group_sizes, x.shape[0])
     plan = _plan(spec, x, features(x.shape[1], name, f"x {list(x.shape)}"), sizes.shape[0], backend)
     how = _how(spec, sizes.shape[0], seed, operand, group_offset, scale)
-    q, extras = activation_run(plan, name, backend)(undifferentiated(x), sizes, probs=probs, **how)
+    x, probs = undifferentiated((x, probs))
+    q, extras = activation_run(plan, name, backend)(x, sizes, probs=probs, **how)
     return name_planes(q, spec.checkpoint_name), extras
 
 
@@ -137,7 +138,8 @@ def dact_quantize(
     sizes = _sizes(group_sizes, x.shape[0])
     plan = _plan(spec, x, x.shape[1], sizes.shape[0], backend)
     how = _how(spec, sizes.shape[0], seed, operand, group_offset, scale)
-    q, extras = gradient_run(plan, name, backend)(undifferentiated(dy), undifferentiated(x), sizes, probs=probs, **how)
+    dy, x, probs = undifferentiated((dy, x, probs))
+    q, extras = gradient_run(plan, name, backend)(dy, x, sizes, probs=probs, **how)
     return name_planes(q, spec.checkpoint_name), extras
 
 
@@ -170,5 +172,5 @@ def norm_quantize(
     sizes = _sizes(group_sizes, x.shape[0])
     plan = _plan(spec, x, x.shape[1], sizes.shape[0], backend)
     how = _how(spec, sizes.shape[0], seed, operand, group_offset, scale)
-    q, extras = norm_run(plan, normalization, backend)(undifferentiated(x), gamma, beta, sizes, **how)
+    q, extras = norm_run(plan, normalization, backend)(*undifferentiated((x, gamma, beta)), sizes, **how)
     return name_planes(q, spec.checkpoint_name), extras

@@ -155,6 +155,8 @@ def _larger_of_a_batch(size: int, batched: list[bool], a: Array, b: Array) -> tu
     del size
     if not batched[0]:
         b = fp32.as_float(jnp.max(_ordered(b), axis=0))
+    elif not batched[1]:
+        b = b[None]
     return _larger(a, b), batched[0]  # itself again, for a vmap around this one
 
 
