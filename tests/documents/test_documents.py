@@ -83,6 +83,15 @@ def test_links_to_files_lead_somewhere(path: Path) -> None:
 
 
 @every_document
+def test_cards_lead_to_pages(path: Path) -> None:
+    """Sphinx takes whatever follows `:link:` on its line for the link, and does not warn where that is no page."""
+    for lines in re.findall(r"^:::\{grid-item-card\}.*\n((?::[a-z-]+:.*\n)*)", path.read_text(), flags=re.MULTILINE):
+        options = dict(re.findall(r"^:([a-z-]+): (.*)$", lines, flags=re.MULTILINE))
+        assert options["link-type"] == "doc", lines
+        assert (path.parent / f"{options['link']}.md").is_file(), lines
+
+
+@every_document
 def test_tests_that_are_named_exist(path: Path) -> None:
     """A promise names the test behind it; a renamed test takes the page along."""
     for file, function in re.findall(r"`([\w/-]+\.py)::(test_\w+)`", path.read_text()):
