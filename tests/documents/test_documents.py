@@ -46,6 +46,14 @@ def test_python_blocks_run(path: Path) -> None:
         example.evaluate()
 
 
+def test_the_readme_shows_what_its_first_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the compiled kernels are installed, as it says; and what it prints of a CPU is so on any CPU."""
+    pytest.importorskip("octavo_torch_native")
+    example, shown = re.findall(r"```(?:python|text)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[:2]
+    exec(example, {})
+    assert capsys.readouterr().out == shown
+
+
 @every_document
 def test_toml_blocks_are_recipes(path: Path) -> None:
     """A recipe in the docs is one that Octavo reads; excerpts of other files begin with a table's header."""
