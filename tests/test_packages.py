@@ -8,7 +8,8 @@ import re
 import pytest
 from workspace import ROOT, packages, tracked
 
-from octavo_registry.discovery.install import PACKAGES
+from octavo_registry.contract import OPERATIONS
+from octavo_registry.discovery.install import LACKING, PACKAGES
 
 every_package = pytest.mark.parametrize("name", sorted(packages()))
 
@@ -61,6 +62,14 @@ def test_backends_introduce_themselves_alike() -> None:
     summaries = re.findall(r'^    summary="(.*)",$', cards, re.MULTILINE)
     assert len(summaries) >= 10
     assert [line for line in summaries if not re.fullmatch(r"([A-Z]|jax-|torch-).*\.", line)] == []
+
+
+def test_advice_to_install_kernels_knows_what_they_lack() -> None:
+    """`octavo why` names a package with kernels only for operations that its card serves on that device."""
+    for (distribution, device), lacking in LACKING.items():
+        card = importlib.import_module(f"{distribution.replace('-', '_')}.plugin").CARD
+        served = {op for row in card.capabilities if row.device == device for op in row.ops}
+        assert lacking == set(OPERATIONS) - served, (distribution, device)
 
 
 def test_the_repository_speaks_of_the_project_alone() -> None:

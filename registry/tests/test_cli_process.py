@@ -87,6 +87,19 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    """With an exit code of Octavo's, not of the interpreter, which flushes once more when it ends."""
+    command = [sys.executable, "-c", START, "recipes", "show", "mxfp8"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "octavo: there is no space left for the output; write it elsewhere\n"
+
+
 def test_completion_knows_the_commands() -> None:
     """Typer's completion: command names and recipe names, without loading a plugin."""
     complete = {"_OCTAVO_COMPLETE": "complete_bash", "COMP_WORDS": "octavo rec", "COMP_CWORD": "1"}

@@ -46,6 +46,14 @@ def test_python_blocks_run(path: Path) -> None:
         example.evaluate()
 
 
+def test_the_readme_shows_what_its_first_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the compiled kernels are installed, as it says; and what it prints of a CPU is so on any CPU."""
+    pytest.importorskip("octavo_torch_native")
+    example, shown = re.findall(r"```(?:python|text)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[:2]
+    exec(example, {})
+    assert capsys.readouterr().out == shown
+
+
 @every_document
 def test_toml_blocks_are_recipes(path: Path) -> None:
     """A recipe in the docs is one that Octavo reads; excerpts of other files begin with a table's header."""
@@ -80,6 +88,15 @@ def test_links_to_files_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text()):
         if not re.match(r"[a-z]+:", target):
             assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+
+
+@every_document
+def test_cards_lead_to_pages(path: Path) -> None:
+    """Sphinx takes whatever follows `:link:` on its line for the link, and does not warn where that is no page."""
+    for lines in re.findall(r"^:::\{grid-item-card\}.*\n((?::[a-z-]+:.*\n)*)", path.read_text(), flags=re.MULTILINE):
+        options = dict(re.findall(r"^:([a-z-]+): (.*)$", lines, flags=re.MULTILINE))
+        assert options["link-type"] == "doc", lines
+        assert (path.parent / f"{options['link']}.md").is_file(), lines
 
 
 @every_document

@@ -15,6 +15,7 @@ import pytest
 
 from octavo_bench.ep.benchmark import EpRow, Gathered
 from octavo_bench.ep.nvlink import received_in_a_step
+from octavo_bench.errors import RunError
 from octavo_bench.harness.shapes import EXPERTS
 from octavo_bench.harness.timing import Times
 
@@ -147,6 +148,13 @@ def test_processes_that_do_not_end_are_killed_and_noted() -> None:
 
 def _sleep(rank: int, seconds: float) -> None:
     time.sleep(seconds)
+
+
+def test_rows_after_a_process_that_died_say_so() -> None:
+    """Its own row has what it raised."""
+    ep = pytest.importorskip("octavo_bench.ep.torch")
+    with pytest.raises(RunError, match="the processes had ended at an earlier row"):
+        ep._row(None, None, ep._Case("bf16", 2), iter(()))
 
 
 @pytest.mark.parametrize("captured", [True, False])

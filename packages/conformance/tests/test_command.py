@@ -67,7 +67,9 @@ def test_bad_input_is_2(command: Command) -> None:
         assert unknown.stdout == ""
         assert unknown.stderr.startswith("octavo: backend 'no-such' is not installed; installed backends: ")
         assert unknown.stderr.count("\n") == 1
-    assert command("numpy-honest", "--report", "r.txt").returncode == 2
+    report = command("numpy-honest", "--report", "r.txt")
+    assert report.returncode == 2
+    assert report.stderr.startswith("octavo: --report "), report.stderr  # the option as it was given
     nothing = command("numpy-honest", "-k", "no_such_test")
     assert nothing.returncode == 2
     assert "no test matches -k 'no_such_test'" in nothing.stderr

@@ -33,6 +33,9 @@ def test_recipes_show_prints_a_toml_file(run: Any) -> None:
     """TOML is for people, and this is how they get one to change."""
     for name, recipe in octavo.PRESETS.items():
         assert octavo.Recipe.from_toml(run("recipes", "show", name, "--toml").out) == recipe
+    both = run("recipes", "show", "mxfp8", "--toml", "--json")
+    assert (both.code, both.out) == (2, "")
+    assert "--toml and --json" in both.err
 
 
 def test_recipes_diff(run: Any) -> None:
@@ -48,6 +51,8 @@ def test_recipes_diff(run: Any) -> None:
     assert "computed as block" in run("recipes", "show", "mxfp8-folded").out
     rounded = run("recipes", "diff", "fp8-block", "mxfp4").out
     assert re.search(r"^  w +rounding +nearest +to MXFP4, then nearest$", rounded, re.MULTILINE)
+    other = run("recipes", "diff", "mxfp8", "nvfp4").out  # in the words of `recipes show`
+    assert re.search(r"^  fast_accumulation +none +\(no such field\)$", other, re.MULTILINE)
     same = run("recipes", "diff", "row", "fp8-row")
     assert same.code == 0
     assert "row and fp8-row mean the same" in same.out

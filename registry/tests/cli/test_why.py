@@ -394,6 +394,8 @@ def test_why_names_the_package_with_kernels_where_a_reference_backend_serves(
     assert said in run(*WHY).out.splitlines()
     assert run(*WHY, "--json").json["missing"] == said
     assert run(*WHY, "--backend", "torch-reference", "--json").json["missing"] is None
+    assert run("why", "route", "--framework", "torch", "--json").json["missing"] == said.partition("slow. ")[2]
+    assert run("why", "adamw_step", "--framework", "torch", "--json").json["missing"] is None  # it has none for CPUs
     monkeypatch.setattr(install, "installed_version", lambda _: "0.2.0")
     assert run(*WHY, "--json").json["missing"] is None
 

@@ -25,6 +25,7 @@ def test_why_supposes_a_chip_that_is_not_here(run: Any, use: Any, fakes: Any) ->
         ("h100", 0, r"hopper +chosen .*the only one that serves this"),
         ("H200", 0, r"hopper +chosen"),
         ("sm_90", 0, r"hopper +chosen"),
+        ("9.0", 0, r"declare for a device of compute capability 9\.0; no such device was looked at"),
         ("a100", 1, r"hopper +refused .*needs sm_90 or newer, this device is sm_80"),
         ("cpu", 0, r"a +chosen"),
     ):

@@ -70,7 +70,9 @@ def _told(returncode: int, text: str) -> str:
     sentence = text.strip()
     if returncode != _USAGE_ERROR or not sentence.startswith(_BY_USAGE_ERROR) or "\n" in sentence:
         return text
-    return f"octavo: {sentence.removeprefix(_BY_USAGE_ERROR)}\n"
+    sentence = sentence.removeprefix(_BY_USAGE_ERROR)
+    own = sentence.removeprefix("--octavo-")
+    return f"octavo: {sentence if own == sentence else f'--{own}'}\n"
 
 
 def _shown(skips: bool, exit_first: bool, verbose: bool, quiet: bool) -> list[str]:

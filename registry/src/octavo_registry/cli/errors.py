@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -59,4 +60,13 @@ def fail(error: BaseException, arguments: Sequence[str]) -> NoReturn:
         print(json.dumps(record), file=sys.stderr)
     else:
         print(f"octavo: {message}", file=sys.stderr)
+    _flush_or_drop_stdout()
     sys.exit(code)
+
+
+def _flush_or_drop_stdout() -> None:
+    """Python flushes stdout again when it ends; where that fails it adds lines and takes an exit code of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,6 +13,7 @@ from octavo import PRESETS, Recipe, RecipeError, diff
 from octavo.presets import load_recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
+from octavo_registry.cli.errors import BadInput
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.dispatch.layer_plan import computed_words
 
@@ -70,6 +71,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """A recipe's fields, and how it quantizes each operand. With --json or --toml: the recipe file."""
+    if as_toml and as_json:
+        raise BadInput("--toml and --json were both given; give one of them")
     recipe = find_recipe(which)
     if as_toml:
         print(recipe.to_toml(), end="")
@@ -128,6 +131,10 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
+def _of(recipe: Recipe, field: str) -> str:
+    return _shown(_plain(recipe, field)) if field in type(recipe).model_fields else "(no such field)"
+
+
 @app.command("diff")
 def compare(left: Which, right: Which, as_json: Json = False) -> None:
     """The fields in which two recipes differ."""
@@ -146,9 +153,7 @@ def compare(left: Which, right: Which, as_json: Json = False) -> None:
     elif rows:
         operands = [row for operand in OPERANDS for row in _side_by_side(operand, first, second)]
         print_table("Operands", ("operand", "what", f"left: {left}", f"right: {right}"), operands)
-        missing = "(no such field)"
-        print_table(
-            "Fields", ("field", "left", "right"), [(d.field, d.left or missing, d.right or missing) for d in rows]
-        )
+        fields = [(d.field, *(_of(recipe, d.field) for recipe in (first, second))) for d in rows]
+        print_table("Fields", ("field", "left", "right"), fields)
     else:
         print_line(f"{left} and {right} mean the same (fingerprint {first.fingerprint})")

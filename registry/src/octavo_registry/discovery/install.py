@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from types import MappingProxyType
 
+from octavo_registry.contract.cards import MOVES, OPTIMIZERS, QUANTIZERS, ROUTERS, Op
 from octavo_registry.discovery.names import FRONT_ENDS, RESERVED
 
 _BASE = ("octavo-core", "octavo-registry")
@@ -31,6 +32,19 @@ PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """Each distribution's folder in the repository, and those of Octavo's that it needs."""
+
+_FUSED = QUANTIZERS - {"quantize"}
+LACKING: Mapping[tuple[str, str], frozenset[Op]] = MappingProxyType(
+    {
+        ("octavo-torch-native", "cpu"): OPTIMIZERS,
+        ("octavo-torch-native", "cuda"): frozenset(),
+        ("octavo-jax-native", "cpu"): OPTIMIZERS,
+        ("octavo-jax-native", "cuda"): OPTIMIZERS,
+        ("octavo-torch-triton", "cuda"): _FUSED | ROUTERS | OPTIMIZERS | {"route"},
+        ("octavo-jax-triton", "cuda"): _FUSED | ROUTERS | OPTIMIZERS | MOVES,
+    }
+)
+"""Operations that a package with kernels for a device has none for: to install it would not help them."""
 
 
 def how_to_install(distribution: str) -> str:
@@ -58,12 +72,19 @@ def kernels_for(framework: str, device: str, arch: tuple[int, int] | None) -> tu
 
 
 def what_is_missing(
-    framework: str, device: str, arch: tuple[int, int] | None, serving: str | None, *, any_backend: bool
+    framework: str,
+    device: str,
+    arch: tuple[int, int] | None,
+    serving: str | None,
+    *,
+    any_backend: bool,
+    op: Op = "fprop",
 ) -> str:
     """A sentence on a package that would help where a reference backend serves, or nothing does; "" for others.
 
     serving      the backend that serves, or None
     any_backend  whether a backend for the framework is installed
+    op           what is asked about
     """
     front_end = FRONT_ENDS.get(framework)
     if front_end is None or (serving is not None and RESERVED.get(serving) != front_end):
@@ -71,7 +92,7 @@ def what_is_missing(
     if not any_backend:
         return f"No backend for {framework} is installed; {how_to_install(front_end)}"
     found = kernels_for(framework, device, arch)
-    if found is None or installed_version(found[0]) is not None:
+    if found is None or op in LACKING[found[0], device] or installed_version(found[0]) is not None:
         return ""
     slow = "" if serving is None else f"{serving} is exact and slow. "
     return f"{slow}{found[0]} has {found[1]}, and is not installed; {how_to_install(found[0])}"

@@ -192,9 +192,10 @@ def _spread(asked: _Asked, cases: list[_Case], ranks: int, notes: list[str]) -> 
 
 
 def _row(engine: TorchEngine, asked: _Asked, case: _Case, spread: Iterator[_Answer] | None) -> EpRow:
-    measured = (
-        _measure(asked, case, _layer(asked, case, torch.device(asked.device))) if spread is None else next(spread)
-    )
+    if spread is None:
+        measured: _Answer = _measure(asked, case, _layer(asked, case, torch.device(asked.device)))
+    else:
+        measured = next(spread, "not measured: the processes had ended at an earlier row")
     if isinstance(measured, AbsentError):
         raise measured
     if isinstance(measured, str):

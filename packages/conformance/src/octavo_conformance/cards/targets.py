@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo_registry import backends, framework
+from octavo import OctavoError
+from octavo_registry import backends, framework, framework_records
 from octavo_registry.contract.cards import BackendCard
 from octavo_registry.contract.frameworks import Device, Framework
 
@@ -47,16 +48,32 @@ def find_targets(names: Sequence[str]) -> list[Target]:
             raise UnknownBackend(f"backend {name!r} is not installed; installed backends: {known}")
         if record.card is None or record.verdict is not None:
             raise UnknownBackend(f"backend {name!r} cannot be tested: it is {record.verdict}: {record.reason}")
-        usable = [
-            Target(record.card, record.distribution, record.version, bridge, device)
-            for bridge in (framework(each) for each in sorted({row.framework for row in record.card.capabilities}))
-            for device in _devices(bridge, record.card)
-        ]
+        usable, obstacles = _usable(record.card, record.distribution, record.version)
         if not usable:
-            served = ", ".join(sorted({f"{row.framework} on {row.device}" for row in record.card.capabilities}))
-            raise UnknownBackend(f"backend {name!r} serves {served}, and this machine has no such device")
+            raise UnknownBackend(f"backend {name!r} cannot be tested here: {'; '.join(obstacles)}")
         targets += usable
     return targets
+
+
+def _usable(card: BackendCard, distribution: str, version: str) -> tuple[list[Target], list[str]]:
+    """The targets of a card, and for each of its frameworks without any the reason."""
+    targets: list[Target] = []
+    obstacles: list[str] = []
+    for name in sorted({row.framework for row in card.capabilities}):
+        try:
+            bridge = framework(name)
+        except OctavoError as error:
+            if any(record.name == name for record in framework_records()):
+                raise UnknownBackend(str(error)) from None  # it is installed and does not load
+            obstacles.append(str(error))
+            continue
+        found = [Target(card, distribution, version, bridge, device) for device in _devices(bridge, card)]
+        targets += found
+        if not found:
+            served = ", ".join(sorted({row.device for row in card.capabilities if row.framework == name}))
+            here = ", ".join(dict.fromkeys(device.kind for device in bridge.devices()))
+            obstacles.append(f"it serves {name} on {served}, and {name} sees {here} here")
+    return targets, obstacles
 
 
 def _devices(bridge: Framework, card: BackendCard) -> list[Device]:

@@ -155,7 +155,9 @@ def _missing(request: Request, decisions: Sequence[Decision]) -> str:
     serving = next((decision.backend for decision in decisions if decision.verdict == "chosen"), None)
     cards = [record.card for record in octavo_registry.backends() if record.card is not None]
     any_backend = any(row.framework == request.framework for card in cards for row in card.capabilities)
-    return what_is_missing(request.framework, request.device, request.arch, serving, any_backend=any_backend)
+    return what_is_missing(
+        request.framework, request.device, request.arch, serving, any_backend=any_backend, op=request.op
+    )
 
 
 def layer_json(layer: LayerPlan) -> dict[str, Any]:

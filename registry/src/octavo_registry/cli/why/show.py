@@ -27,7 +27,7 @@ def show(answer: Answer) -> None:
         print_line(f"Layers run without a backend for it: {framework}'s own operations compute {answer.question.op}.")
     if answer.chip is not None:
         print_line()
-        print_line(f"This is what backends declare for {answer.chip.name}; no {answer.chip.name} was looked at.")
+        print_line(f"This is what backends declare for {answer.chip.name}; no such device was looked at.")
     if answer.emulated:
         print_line()
         for products in answer.emulated:
