@@ -41,7 +41,7 @@ def test_steps_are_lowered() -> None:
     _hold(facts)
     kernels = {each["recipe"]: set(each["kernels"]) for each in facts}
     assert {"described_rows", "described_columns"} <= kernels["bf16"]
-    assert {"described_rows", "described_columns", "quantize_blocks", "dequantize_plane"} <= kernels["fp8-block"]
+    assert {"described_rows", "undivided_columns", "quantize_blocks", "dequantize_plane"} <= kernels["fp8-block"]
     assert {"rows_times_matrices", "columns_times_columns", "quantize_blocks"} <= kernels["mxfp8"]
 
 

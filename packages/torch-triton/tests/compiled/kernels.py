@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ from octavo_torch_triton.moves import operators as moves
 from octavo_torch_triton.quantizers import launches as quantizer_launches
 from octavo_torch_triton.quantizers import operators
 from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer
+from octavo_triton.kernels.hopper.columns import hopper_columns
+from octavo_triton.kernels.hopper.undivided_columns import undivided_columns
 from octavo_triton.layouts import TURNED
 from octavo_triton.products.spec import layouts_of
 
@@ -54,6 +57,8 @@ _QUICK_MOVES = (80, 120)
 _QUICK_FP32 = (90,)
 _QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-current")}
 """With powers of two, which are subtracted, in bytes, and divided."""
+_QUICK_WGRADS = {(90, "fp8-block"): undivided_columns, (90, "fp8-current"): hopper_columns}
+"""Those that need most registers."""
 
 
 class Written(NamedTuple):
@@ -101,7 +106,20 @@ def launches_of(recipe: Recipe, chip: Any, dtype: torch.dtype = torch.bfloat16) 
     Dgrad(chip, result)(operands["dy"], operands["w"], sizes)
     out = torch.zeros((G, N, K))
     Wgrad(chip, "float32")(operands["x"], operands["dy"], sizes, out=out, accumulate=True)
+    Wgrad(chip, result)(operands["x"], operands["dy"], sizes)
+    _written.extend([_without_roles(each) for each in _written if each.kernel is hopper_columns])
     return _each_once()
+
+
+def _without_roles(written: Written) -> Written:
+    """The same wgrad as octavo-jax-triton starts it, whose blocks have 128 columns."""
+    narrow = [
+        replace(each, block_shape=[min(side, 128) for side in each.block_shape])
+        if isinstance(each, SharedDescriptor)
+        else each
+        for each in written.arguments
+    ]
+    return Written(undivided_columns, tuple(narrow), written.constants)
 
 
 def launches_of_moves(dtype: torch.dtype) -> list[Written]:
@@ -186,6 +204,8 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
                 is_gemm = _product(written) is not None
                 telling = name == "fp8-block" or (chip == 100 and name in ("mxfp8", "nvfp4"))
                 wanted = written.constants.get("TURNED") is False and telling
+                if (chip, name) in _QUICK_WGRADS:
+                    wanted |= written.kernel is _QUICK_WGRADS[chip, name] and not written.constants["ACCUMULATE"]
                 if not is_gemm and (chip, name) in _QUICK_QUANTIZERS:
                     wanted = written.kernel.__name__.startswith("quantize") and "STACKED" in written.constants
                     wanted = wanted and not written.constants["STACKED"]

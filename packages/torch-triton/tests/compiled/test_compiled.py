@@ -19,6 +19,8 @@ SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 <<
 REGISTERS = 65536
 MOST_SPILLED = 256
 """Bytes of a thread on the stack: a few registers around a loop, not an accumulator."""
+MOST_SPILLED_IN_GLUON = 64
+"""There a loop has 192 sums and little beside them: 184 bytes took 45 % of wgrad's speed on an H200."""
 PRODUCTS = {
     (80, "fp8-block"): "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     (89, "fp8-block"): "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
@@ -50,14 +52,16 @@ def _hold_to_limits(facts: Facts) -> None:
         what = f"{each['kernel']} of {each['recipe']} for sm_{each['chip']}"
         assert each["shared"] <= SHARED[each["chip"]], f"{what} has {each['shared']} bytes of shared memory"
         assert each["registers"] * each["warps"] * 32 <= REGISTERS, f"{what} has {each['registers']} registers"
-        assert each["spilled"] <= MOST_SPILLED, f"{what} spills {each['spilled']} bytes"
+        most = MOST_SPILLED_IN_GLUON if each["kernel"].startswith(("hopper", "undivided")) else MOST_SPILLED
+        assert each["spilled"] <= most, f"{what} spills {each['spilled']} bytes"
         if each["product"] is None:
             assert not each["inexact"], f"{what} contracts, flushes or approximates: {each['inexact']}"
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    """A product on each chip, those of MXFP8 and NVFP4 on the one that has them, three quantizers, moved rows."""
+    """A product on each chip, those of MXFP8 and NVFP4 on the one that has them, two of wgrad on Hopper, three
+    quantizers, moved rows."""
     return _compile("quick", tmp_path_factory.mktemp("cache"))
 
 
@@ -73,8 +77,10 @@ def test_limits_are_kept(quick: Facts) -> None:
 @pytest.mark.parametrize(("chip", "recipe"), list(PRODUCTS))
 def test_products_are_the_chips_own(chip: int, recipe: str, quick: Facts) -> None:
     """The instruction that the table of the guide names: an emulation by Triton would compile as well."""
-    (mine,) = [each for each in quick if (each["chip"], each["recipe"]) == (chip, recipe) and each["product"]]
-    assert any(name.startswith(PRODUCTS[chip, recipe]) for name in mine["products"]), mine["products"]
+    mine = [each for each in quick if (each["chip"], each["recipe"]) == (chip, recipe) and each["product"]]
+    assert mine
+    for each in mine:
+        assert any(name.startswith(PRODUCTS[chip, recipe]) for name in each["products"]), each
 
 
 def _multiply_fp32_whole(facts: Facts) -> None:
@@ -85,9 +91,9 @@ def _multiply_fp32_whole(facts: Facts) -> None:
 
 
 def test_fp32_is_no_tf32(quick: Facts) -> None:
-    """Operands in fp32 are multiplied in fp32 by all three GEMMs: wgrad by descriptors once rounded them to TF32's ten
-    bits on Hopper and Blackwell, as Triton does unless it is told not to."""
-    assert len([each for each in quick if each["recipe"] == "fp32"]) == 3
+    """Operands in fp32 are multiplied in fp32 by all three GEMMs, and by wgrad into an accumulator: by descriptors it
+    once rounded them to TF32's ten bits on Hopper and Blackwell, as Triton does unless it is told not to."""
+    assert len([each for each in quick if each["recipe"] == "fp32"]) == 4
     _multiply_fp32_whole(quick)
 
 

@@ -11,8 +11,8 @@ from jax import Array
 from octavo.formats import DType
 from octavo_jax.plugin_api import check_float, check_out, check_sizes
 from octavo_jax_triton.arrays.table import row_table, sizes_of
-from octavo_jax_triton.gemm.launches import Bias, Planes, columns_by_columns, rows_by_matrices
-from octavo_jax_triton.gemm.operands import GemmOperand, Wanted, checked_bias, shape_of
+from octavo_jax_triton.gemm.launches import Bias, columns_by_columns, rows_by_matrices
+from octavo_jax_triton.gemm.operands import GemmOperand, Planes, Wanted, checked_bias, shape_of
 from octavo_jax_triton.launch.arguments import Made, Target
 from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
 from octavo_triton.products.shapes import Shape, product_shape

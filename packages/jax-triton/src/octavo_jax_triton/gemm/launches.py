@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from octavo_jax.plugin_api import dtype_name
+from octavo_jax_triton.gemm.hopper import columns_on_hopper
+from octavo_jax_triton.gemm.operands import Planes
 from octavo_jax_triton.launch.arguments import Made, Target, even, fetched
 from octavo_jax_triton.launch.start import start
 from octavo_triton.kernels.described_columns import described_columns
@@ -17,8 +19,6 @@ from octavo_triton.layouts import TILE, panels_of, tiles
 from octavo_triton.products.shapes import Shape
 from octavo_triton.products.spec import GemmSpec
 from octavo_triton.products.tiles import BESIDE, Tile, described_tile, tile_of
-
-Planes = tuple[Array, Array | None, Array | None]
 
 
 class Bias(NamedTuple):
@@ -96,6 +96,9 @@ def rows_by_matrices(
 
 def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Array, out: Made, target: Target) -> Array:
     """wgrad."""
+    made = columns_on_hopper(spec, left, right, table, out, target)
+    if made is not None:
+        return made
     (a, a_scale, _), (b, b_scale, _) = left, right
     groups, height, width = out.shape
     shared: dict[str, Any] = {

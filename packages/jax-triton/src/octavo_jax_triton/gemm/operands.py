@@ -19,6 +19,8 @@ from octavo_triton.products.shapes import Shape
 from octavo_triton.products.spec import Chip, GemmSpec, chip_of, quantized
 
 GemmOperand = GroupedTensor | Array
+Planes = tuple[Array, Array | None, Array | None]
+"""Codes, scales and the second level, or values alone."""
 
 
 class Wanted(NamedTuple):

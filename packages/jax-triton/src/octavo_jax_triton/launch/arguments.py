@@ -24,10 +24,11 @@ def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 class Fetched(NamedTuple):
-    """An array of which the kernel fetches blocks, zeros past its ends."""
+    """An array of which the kernel fetches blocks, zeros past its ends; `layout`: a block's in Gluon."""
 
     array: Array
     block: tuple[int, ...]
+    layout: Any = None
 
 
 class Target(NamedTuple):
@@ -57,3 +58,13 @@ def fetched(array: Array, block: tuple[int, ...]) -> Fetched | None:
     if not math.prod(array.shape) or array.shape[-1] * size % 16:
         return None
     return Fetched(array, block)
+
+
+def fetched_rows(array: Array, block: tuple[int, int], swizzle: int) -> Fetched | None:
+    """The same of the array's rows for a kernel in Gluon, each block swizzled within `swizzle` bytes."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    size = jnp.dtype(array.dtype).itemsize
+    argument = fetched(array.reshape(-1, array.shape[-1]), block)
+    layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * size, rank=2)
+    return None if argument is None else argument._replace(layout=layout)

@@ -44,7 +44,7 @@ def call(
         for place, given in zip(places, arrays, strict=True):
             argument, view = arguments[place], _viewed(given, _known(given.dtype, arch))
             fetched = isinstance(argument, Fetched)
-            operands[names[place]] = descriptor(view, argument.block) if fetched else view
+            operands[names[place]] = descriptor(view, argument.block, argument.layout) if fetched else view
         results: list[Array] = jax_triton.triton_call(
             kernel=kernel,
             out_type=[array(each.shape, _known(each.dtype, arch)) for each in made],

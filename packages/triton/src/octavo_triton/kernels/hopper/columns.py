@@ -11,6 +11,7 @@ from octavo_triton.kernels.hopper.ring import (
     REGISTERS,
     STAGES,
     SUMS,
+    added,
     copy_tile,
     multiplied,
     ring,
@@ -112,12 +113,12 @@ def multiply(
             if SCALING == "block":
                 upper = promoted(upper, product, a_scales.index(slot), b_scales.index(slot), 0, PART)
             else:
-                upper += product
+                upper = added(upper, product)
             product = multiplied(a_tiles.index(slot), b_tiles.index(slot), 64, PART)
             if SCALING == "block":
                 lower = promoted(lower, product, a_scales.index(slot), b_scales.index(slot), 64, PART)
             else:
-                lower += product
+                lower = added(lower, product)
             mbarrier.arrive(empty.index(slot), count=1)
             at += 1
         if steps > 0 or not ACCUMULATE:
