@@ -55,6 +55,15 @@ def test_the_table_says_what_is_emulated() -> None:
     assert not any(row.untried for row in support.support_on((9, 0), {(9, 0)}))
 
 
+def test_each_dtype_is_held_to_the_bound_of_its_own_sums() -> None:
+    """Operands in fp32, which no tensor core multiplies, were declared to be added as bf16 is: an honest sum of 16 rows
+    was then outside its bound."""
+    for first, _ in support.CHIPS:
+        rows = [row for row in support.support_on(first, ()) if row.ops == support.GEMMS]
+        values = {dtype: row.accumulation for row in rows if "high_precision" in row.recipes for dtype in row.in_dtypes}
+        assert values == {"bfloat16": "hopper_bf16", "float16": "hopper_bf16", "float32": "fp32"}
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 def test_stages_fit_into_shared_memory(chip: Chip) -> None:
     """What a pipeline holds of both operands, for every recipe and GEMM: a launch would fail on the chip alone."""

@@ -16,6 +16,7 @@ Arch = tuple[int, int]
 Op = Literal["quantize", "dequantize", "fprop", "dgrad", "wgrad", "permute_rows", "combine_rows", "dot_rows"]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted"]
 Weight = Literal["nk", "kn"]
+DType = Literal["bfloat16", "float16", "float32"]
 
 QUANTIZERS: Final[frozenset[Op]] = frozenset({"quantize", "dequantize"})
 GEMMS: Final[frozenset[Op]] = frozenset({"fprop", "dgrad", "wgrad"})
@@ -23,6 +24,8 @@ MOVES: Final[frozenset[Op]] = frozenset({"permute_rows", "combine_rows", "dot_ro
 HIGH_PRECISION: Final = frozenset({"high_precision"})
 CODED: Final = frozenset({"delayed", "current", "row", "block"})
 BLOCKED: Final = frozenset({"mxfp8", "nvfp4"})
+HALVES: Final[frozenset[DType]] = frozenset({"bfloat16", "float16"})
+SINGLES: Final[frozenset[DType]] = frozenset({"float32"})
 WEIGHTS: Final[frozenset[Weight]] = frozenset({"nk", "kn"})
 """How the GEMMs take weights: in either order, as they lie."""
 
@@ -43,6 +46,7 @@ _EITHER = frozenset({PLAIN, TURNED})
 class Support:
     """One row of a card: any of these operations with any of these recipes.
 
+    in_dtypes     of unquantized operands
     layouts       that a quantizer makes
     accumulation  how a GEMM sums: octavo_registry.Capability has the names
     emulated      how a product is computed that the chip has no instructions for; None: it is not emulated
@@ -51,6 +55,7 @@ class Support:
 
     ops: frozenset[Op]
     recipes: frozenset[str]
+    in_dtypes: frozenset[DType] = HALVES | SINGLES
     layouts: frozenset[str] = _PLAIN
     accumulation: Accumulation = "fp32"
     emulated: str | None = None
@@ -70,10 +75,12 @@ def support_on(first: Arch, run: Collection[Arch]) -> Iterator[Support]:
     """
     name = f"sm_{first[0]}{first[1]}"
     untried = None if first in run else f"compiled for {name}, its results checked in Triton's interpreter alone"
-    yield Support(QUANTIZERS, CODED, _EITHER, untried=untried)
+    yield Support(QUANTIZERS, CODED, layouts=_EITHER, untried=untried)
     yield Support(QUANTIZERS, BLOCKED, untried=untried)
     yield Support(MOVES, HIGH_PRECISION, untried=untried)
-    yield Support(GEMMS, HIGH_PRECISION, accumulation="hopper_bf16", untried=untried)
+    yield Support(GEMMS, HIGH_PRECISION, HALVES, accumulation="hopper_bf16", untried=untried)
+    # no tensor core multiplies them: a sum in fp32 rounds after each product
+    yield Support(GEMMS, HIGH_PRECISION, SINGLES, accumulation="fp32", untried=untried)
     if first < (8, 9):
         emulated = "fp16 products of FP8 codes"
         yield Support(GEMMS, CODED, accumulation="hopper_bf16", emulated=emulated, untried=untried)
@@ -90,7 +97,7 @@ def support_on(first: Arch, run: Collection[Arch]) -> Iterator[Support]:
 
 
 INTERPRETED: Final = (
-    Support(QUANTIZERS, CODED, _EITHER),
+    Support(QUANTIZERS, CODED, layouts=_EITHER),
     Support(QUANTIZERS, BLOCKED),
     Support(GEMMS, CODED | BLOCKED | HIGH_PRECISION),
     Support(MOVES, HIGH_PRECISION),
