@@ -1,4 +1,4 @@
-"""wgrad of FP8 codes on Hopper: jax-triton starts the warps that a kernel was written for, so it starts no roles."""
+"""wgrad of FP8 codes on Hopper, by a kernel whose warps have no roles: jax-triton could not start those with roles."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""wgrad of FP8 codes on Hopper by warps without roles: four of them fetch, multiply and promote in turn.
+"""wgrad of FP8 codes on Hopper by warps without roles: four of them fetch, multiply and promote, one after the other.
 
-For launchers that start as many warps as a kernel was written for, and so none with the roles of ring. Two programs
-share a multiprocessor: while one promotes, stores or begins, the other has the tensor cores. Each makes one tile of
-128 x 128 sums, 64 rows at a time, with the bits of hopper_columns.
+jax-triton starts only the warps that a kernel begins with, so it cannot start those of ring, which have roles. Here two
+programs share a multiprocessor: while one promotes, stores or begins, the other has the tensor cores. Each makes one
+tile of 128 x 128 sums, 64 rows at a time, with the bits of hopper_columns.
 """
 
 from __future__ import annotations
