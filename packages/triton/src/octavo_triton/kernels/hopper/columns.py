@@ -157,7 +157,7 @@ def hopper_columns(
     else:
         a_scales: gl.constexpr = None  # type: ignore[no-redef]
         b_scales: gl.constexpr = None  # type: ignore[no-redef]
-    full, empty = ring()
+    full, empty = ring(STAGES, 2)
     gl.warp_specialize(
         [
             (multiply, (

@@ -35,13 +35,13 @@ LARGEST = gl.constexpr(3.4028234663852886e38)
 
 
 @gluon.jit
-def ring():
-    """(full, empty) barriers of all stages, ready for every role."""
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
+def ring(LENGTH: gl.constexpr, READERS: gl.constexpr):
+    """(full, empty) barriers of LENGTH stages, ready for every warp; READERS groups of warps read each stage."""
+    full = gl.allocate_shared_memory(gl.int64, [LENGTH, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [LENGTH, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(LENGTH):
         mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=2)
+        mbarrier.init(empty.index(slot), count=READERS)
     fence_async_shared()
     return full, empty
 

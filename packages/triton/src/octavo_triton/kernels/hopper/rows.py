@@ -163,7 +163,7 @@ def hopper_rows(
         bias_group = bias_group // 16 * 16
     a_tiles = gl.allocate_shared_memory(a.dtype, [STAGES, 128, 128], a.layout)
     b_tiles = gl.allocate_shared_memory(b.dtype, [STAGES, COLUMNS, 128], b.layout)
-    full, empty = ring()
+    full, empty = ring(STAGES, 2)
     gl.warp_specialize(
         [
             (multiply, (

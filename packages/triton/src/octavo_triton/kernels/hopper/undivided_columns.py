@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from octavo_triton.kernels.hopper.columns import finish, place
-from octavo_triton.kernels.hopper.ring import SUMS, added, copy_tile, multiplied
+from octavo_triton.kernels.hopper.ring import SUMS, added, copy_tile, multiplied, ring
 
 STAGES = gl.constexpr(3)
 """With four, two programs do not fit into a multiprocessor's shared memory."""
@@ -71,12 +71,7 @@ def undivided_columns(
     else:
         a_scales: gl.constexpr = None  # type: ignore[no-redef]
         b_scales: gl.constexpr = None  # type: ignore[no-redef]
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=1)
-    fence_async_shared()
+    full, empty = ring(STAGES, 1)
     group, steps, panel, n, k = place(gl.program_id(0), table, groups, down, across, BESIDE)
     n = n * 128
     k = k * 128
