@@ -34,15 +34,15 @@ RowValues = Tensor | TokenRows[Tensor]
 Given = TypeVar("Given", bound=RowValues)
 
 
-def draw_in_forward(call: Call) -> int | Tensor | None:
-    """The seed with which forward rounds; None where nothing is rounded stochastically."""
+def forward_seed(call: Call) -> int | Tensor | None:
+    """The seed with which the forward rounds; None if it rounds nothing stochastically."""
     if not call.layer.stochastic_forward:
         return None
     return call.seed.current() if isinstance(call.seed, SeedCounter) else call.seed
 
 
-def draw_in_backward(call: Call) -> int | Tensor | None:
-    """The seed with which gradients are rounded; a SeedCounter moves on."""
+def backward_seed(call: Call) -> int | Tensor | None:
+    """The seed with which the backward rounds gradients. A SeedCounter advances: call this once per backward."""
     return call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
 
 
@@ -197,7 +197,7 @@ class GroupedLinearFunction(FirstOrderFunction):
     ) -> Tensor:
         """y [M, N], which is `out` where that is given; `anchor` is a DelayedWgrad's."""
         layer = call.layer
-        y, rows, matrices = run_forward(call, draw_in_forward(call), x, weight, bias, bias_scales)
+        y, rows, matrices = run_forward(call, forward_seed(call), x, weight, bias, bias_scales)
         call.release()
         tensors = [caller_sizes(call.sizes), None, None]
         if bias_scales is not None:
@@ -238,7 +238,7 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
         if call.probe is not None:
             call.probe.record("dy", dy, sizes, call.state)
         if layer.quantize_dy is not None:
-            codes = quantize_operand(call, layer.quantize_dy, "dy", dy, draw_in_backward(call))
+            codes = quantize_operand(call, layer.quantize_dy, "dy", dy, backward_seed(call))
         if need_x and layer.dgrad is not None:
             rows = codes if layer.quantized_dgrad else dy
             if call.grad_input is not None:

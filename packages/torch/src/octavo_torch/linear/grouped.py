@@ -29,7 +29,7 @@ from octavo_torch.dispatch.layers import Layers, layer_for
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear import arguments, contexts
-from octavo_torch.linear.autograd import draw_in_forward, grouped_linear_function, run_forward
+from octavo_torch.linear.autograd import forward_seed, grouped_linear_function, run_forward
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, parameters_of, resolve_weight
@@ -147,7 +147,7 @@ def apply(
     out = call.out = None if call.out is None else call.out.detach()
     if need_any:
         return grouped_linear_function(call, out, x, w, b, bias_scales, anchor_of(call))
-    y = run_forward(call, draw_in_forward(call), x, w, b, bias_scales)[0]
+    y = run_forward(call, forward_seed(call), x, w, b, bias_scales)[0]
     if out is not None:
         mark_written(out)
     return y

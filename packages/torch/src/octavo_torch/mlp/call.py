@@ -109,10 +109,10 @@ class MlpCall(Options):
         if isinstance(self.states, tuple) and len(self.states) == 2:
             self.states = in_place(self.states[0]), in_place(self.states[1])
 
-    def draw(self, take: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
-        """Both layers' seeds, where a SeedCounter gives what `take` takes."""
+    def seeds(self, read: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
+        """The seeds of fc1 and of fc2. `read` reads a SeedCounter: `current` in the forward, `take` in the backward."""
         first, second = (
-            take(seed) if isinstance(seed, SeedCounter) else seed for seed in (self.seed, self.second_seed)
+            read(seed) if isinstance(seed, SeedCounter) else seed for seed in (self.seed, self.second_seed)
         )
         return first, second_stream(first) if second is None else second
 

@@ -24,6 +24,7 @@ from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import SeedCounter
 
 DrawnSeed = int | Tensor | None
+"""A seed as quantizers take it: a SeedCounter has given its tensor."""
 
 
 class MlpForward(NamedTuple):
@@ -55,17 +56,17 @@ class SecondLayer(NamedTuple):
 
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
     """y [M, N], and what backward may need of the way to it."""
-    seed1, seed2 = draw_in_forward(call)
+    seed1, seed2 = forward_seeds(call)
     aside = Aside.of(call, operands.w2, seed2)
     first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1, aside)
     second = second_layer(call, seed2, first.h, operands, aside)
     return MlpForward(second.y, first.h, first.x, first.w1, second.a, second.w2)
 
 
-def draw_in_forward(call: MlpCall) -> tuple[DrawnSeed, DrawnSeed]:
-    """The seeds with which forward rounds; None where nothing is rounded stochastically."""
+def forward_seeds(call: MlpCall) -> tuple[DrawnSeed, DrawnSeed]:
+    """The seeds with which the forward of fc1 and of fc2 rounds; None if neither rounds anything stochastically."""
     if call.fc1.layer.stochastic_forward or call.fc2.layer.stochastic_forward:
-        return call.draw(SeedCounter.current)
+        return call.seeds(SeedCounter.current)
     return None, None
 
 

@@ -189,7 +189,7 @@ class _Backward:
         self.seed2: DrawnSeed = None
         self.dy_stays = operands.holds_dy
         if self.multiplies and (call.plan.fc1.needs_seed or call.plan.fc2.needs_seed):
-            self.seed1, self.seed2 = call.draw(SeedCounter.take)
+            self.seed1, self.seed2 = call.seeds(SeedCounter.take)
 
     def read_dy(self) -> None:
         """Set what the GEMMs read of dy; where that is not made of rows, dy's rows are never there."""

@@ -18,7 +18,7 @@ from octavo_torch.linear.autograd import RowValues, quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.aside import Aside
 from octavo_torch.mlp.call import Operands
-from octavo_torch.mlp.forward import DrawnSeed, draw_in_forward, first_layer, second_layer
+from octavo_torch.mlp.forward import DrawnSeed, first_layer, forward_seeds, second_layer
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, keep_rows
 from octavo_torch.moe.permutation_autograd import Places
@@ -56,7 +56,7 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
     keeps_all = call.form == "keep_all"
     places, sizes = call.place(choices)
     probs = weights_as_rows(call, weights, places)
-    seeds = draw_in_forward(call)
+    seeds = forward_seeds(call)
     x = arriving()
     rows = rows_for(call, seeds[0], x, places)
     aside = Aside.of(call, w2, seeds[1])
@@ -92,7 +92,7 @@ def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tenso
 
 
 def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
-    seeds = draw_in_forward(call)
+    seeds = forward_seeds(call)
     for layer_call, weight, seed in zip((call.fc1, call.fc2), operands[1:3], seeds, strict=True):
         quantize = layer_call.layer.quantize_w
         if quantize is not None and layer_call.w_codes is None:
