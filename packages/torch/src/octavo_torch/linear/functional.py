@@ -20,7 +20,7 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import arguments
 from octavo_torch.linear.call import Call
-from octavo_torch.linear.grouped import Rows, apply, traced
+from octavo_torch.linear.grouped import InputRows, apply, traced
 from octavo_torch.linear.prepare import parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -30,7 +30,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def grouped_linear(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     *,

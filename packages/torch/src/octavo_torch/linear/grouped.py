@@ -45,18 +45,18 @@ _grad_enabled = torch.is_grad_enabled
 _STRIDED = torch.strided
 _state_token = registry.state_token
 
-Rows = Tensor | GroupedTensor | QuantizedInput
-"""What a grouped layer takes as x."""
+InputRows = Tensor | GroupedTensor | QuantizedInput
+"""What a grouped layer takes as x: values, codes, or values together with their codes."""
 
 _layers: Layers = Layers()
-"""Those of all functional calls."""
+"""The layers that functional calls have resolved; a module keeps its own."""
 
 _FIRST = 0
 """group_offset's default, an object that CPython has once; any other one is checked."""
 
 
 def apply(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     bias: Weights | None,
@@ -154,7 +154,7 @@ def apply(
 
 
 def _in_context(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     bias: Weights | None,
@@ -187,7 +187,7 @@ def _bias_wants_grad(bias: Tensor | None, bias_scales: Tensor | None) -> bool:
 
 
 def _apply_options(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     *,
     group_sizes: GroupSizes | None = None,
@@ -202,7 +202,7 @@ _in_graph = graph_route(_apply_options)
 
 
 def traced(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     bias: Weights | None,

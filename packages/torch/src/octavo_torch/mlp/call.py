@@ -65,6 +65,17 @@ class MlpCall(Options):
         """int [G], or what `plan.prepare` returned for them."""
         return self.fc1.sizes
 
+    @property
+    def state_of_each(self) -> tuple[DelayedState | None, DelayedState | None]:
+        """The state of fc1 and that of fc2."""
+        return (None, None) if self.states is None else self.states
+
+    @property
+    def store_of_each(self) -> Stores:
+        """The DelayedWgrad of fc1's weight and that of fc2's. What is not a pair is given to both, which check it."""
+        stores = self.delayed_wgrad
+        return stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
+
     def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
         """Makes the layers' calls."""
         self.set_experts(plan, block)
@@ -73,9 +84,7 @@ class MlpCall(Options):
     def set_experts(self, plan: MlpPlan, block: int) -> None:
         """Makes the layers' calls, whose sizes are not known yet."""
         self.plan, self.block = plan, block
-        state1, state2 = (None, None) if self.states is None else self.states
-        stores = self.delayed_wgrad
-        store1, store2 = stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
+        (state1, state2), (store1, store2) = self.state_of_each, self.store_of_each
         self.fc1 = Call(
             self.recipe, self.backend, self.group_offset, record=self.record, grad_input=self.grad_input,
             main_grad=self.main_grad, state=state1, delayed_wgrad=store1, interleave=block,
