@@ -20,7 +20,8 @@ from octavo_torch.arrays.zero_gradient import cast_gradient
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, QuantizeFunction, Rows, WgradFunction
+from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, Rows, WgradFunction
+from octavo_torch.dispatch.layer_functions import QuantizeFunction
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward

@@ -115,7 +115,7 @@ def apply(
         or layer.at_host is not at_host
         or x.layout is not _STRIDED
         or w.layout is not _STRIDED
-        or ((not w.is_contiguous() or layer.weight != "nk") and order_of(w) != layer.weight)
+        or ((not w.is_contiguous() or layer.stored_order != "nk") and order_of(w) != layer.stored_order)
         or layer.backend != backend
         or not (x.is_cpu and w.is_cpu if layer.on_cpu else x.device == layer.device == w.device)
     ):
