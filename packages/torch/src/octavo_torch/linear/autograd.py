@@ -30,9 +30,9 @@ from octavo_torch.scaling.seeds import SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 RowValues = Tensor | TokenRows[Tensor]
-"""Rows in high precision, or tokens whose rows, or the codes of whose rows, a GEMM gathers."""
+"""Rows in high precision, or tokens from which a GEMM gathers its rows, or the codes of its rows."""
 
-Given = TypeVar("Given", bound=RowValues)
+AnyRows = TypeVar("AnyRows", bound=RowValues)
 
 
 def forward_seed(call: Call) -> int | Tensor | None:
@@ -66,8 +66,8 @@ def quantize_operand(
 
 
 def run_forward(
-    call: Call, seed: int | Tensor | None, x: Given, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
-) -> tuple[Tensor, Given | GroupedTensor, Matrix]:
+    call: Call, seed: int | Tensor | None, x: AnyRows, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
+) -> tuple[Tensor, AnyRows | GroupedTensor, Matrix]:
     """The layer's product of x [M, K] and w [G, N, K], each quantized first where the call has no codes of it.
 
     Returns y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes.
@@ -78,12 +78,14 @@ def run_forward(
     return product(call, call.layer.fprop, (x, w), (rows, matrices), bias, bias_scales), rows, matrices
 
 
-def read_operands(call: Call, seed: int | Tensor | None, x: Given, w: Tensor) -> tuple[Given | GroupedTensor, Matrix]:
+def read_operands(
+    call: Call, seed: int | Tensor | None, x: AnyRows, w: Tensor
+) -> tuple[AnyRows | GroupedTensor, Matrix]:
     """x and w as `run_forward` returns them."""
     layer = call.layer
     if call.probe is not None and isinstance(x, Tensor):
         _count_operands(call, call.probe, x, w)
-    rows: Given | GroupedTensor = x if call.x_codes is None else call.x_codes
+    rows: AnyRows | GroupedTensor = x if call.x_codes is None else call.x_codes
     matrices: Matrix = w if call.w_codes is None else call.w_codes
     if layer.quantize_x is not None and call.x_codes is None and isinstance(x, Tensor):
         rows = quantize_operand(call, layer.quantize_x, "x", x, seed)

@@ -67,9 +67,9 @@ def apply(
 
     The path of every call: no model of pydantic's is built, compared or hashed here, and no plugin is asked.
     """
-    if (_autocast_anywhere() or _transforms_active() or _is_jit_tracing() or _dispatch_modes()) and contexts.matters(
+    if (_autocast_anywhere() or _transforms_active() or _is_jit_tracing() or _dispatch_modes()) and contexts.concerns(
         x
-    ):  # contexts.are_any, without the call
+    ):  # contexts.any_active, without the call
         return _in_context(x, weight, group_sizes, bias, bias_scales, call)
     recipe, layers, backend, state = call.recipe, call.layers, call.backend, call.state
     if call.output_dtype is not None:
@@ -163,7 +163,7 @@ def _in_context(
 ) -> Tensor:
     """`apply` inside of autocast or a transform, which may run it more than once."""
     named = {"x": x, "weight": weight, "group_sizes": group_sizes, "bias": bias, "bias_scales": bias_scales}
-    call.state = contexts.in_place(call.state)
+    call.state = contexts.unwrapped_state(call.state)
     return contexts.run(lambda **cast: apply(call=copy(call), **cast), named)
 
 

@@ -16,7 +16,7 @@ from octavo_registry.contract import Weight as WeightOrder
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.per_group import Weights, leaves_of
+from octavo_torch.arrays.per_group import Weights, are_same, leaves_of
 from octavo_torch.arrays.versioned import Versioned
 
 Layouts = tuple[str | None, str | None]
@@ -126,8 +126,7 @@ def check_own(name: str, quantized: object, own: Weights | None) -> None:
     """ValueError unless `quantized` comes from exactly the tensors of `own`."""
     if not isinstance(quantized, QuantizedWeight):
         raise ValueError(f"{name} is {brief(quantized)}; give what this module's quantize_{name} returned")
-    ours, theirs = () if own is None else leaves_of(own), leaves_of(quantized.weight)
-    if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
+    if not are_same(own, quantized.weight):
         what, function = ("were", "quantize_weights") if name == "weights" else ("was", "quantize_weight")
         raise ValueError(f"{name} {what} not made by this module; give what its {function} returned")
 

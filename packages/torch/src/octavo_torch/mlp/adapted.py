@@ -15,7 +15,8 @@ from octavo_torch.functions.activations import check_activation
 from octavo_torch.linear import grouped
 from octavo_torch.linear.arguments import check_adaptable
 from octavo_torch.linear.call import Adapter, Call
-from octavo_torch.linear.coded_weight import CodedWeight, operands_of
+from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.linear.prepare import local_parameters
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.between import activate_rows
 from octavo_torch.mlp.call import MlpCall
@@ -86,7 +87,7 @@ def _halves(
         block = check_interleave(call.interleave, check_activation(call.activation), w1)
         return w1, to_halves(as_one("bias1", bias1), block) if block and bias1 is not None else bias1, block
     # below a compiler's trace a layer takes a CodedWeight apart itself
-    source, bias = (w1, bias1) if _is_compiling() else operands_of(w1, bias1)
+    source, bias = (w1, bias1) if _is_compiling() else local_parameters(w1, bias1)
     leaves = leaves_of(source.weight if isinstance(source, QuantizedWeight) else source)
     block = check_interleave(call.interleave, check_activation(call.activation), leaves[0])
     if not block:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.linear.call import Call, Options
-from octavo_torch.linear.contexts import in_place
+from octavo_torch.linear.contexts import unwrapped_state
 from octavo_torch.linear.prepare import Parameters, anchor_of, resolve_weight
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -113,10 +113,10 @@ class MlpCall(Options):
         anchor = anchor_of(self.fc1)
         return anchor_of(self.fc2) if anchor is None else anchor
 
-    def keep_states_in_place(self) -> None:
-        """Inside of a transform: states that amax are recorded into for good. Others than a pair are refused later."""
+    def unwrap_states(self) -> None:
+        """Inside of a transform: `unwrapped_state` of both. What is not a pair of states is refused later."""
         if isinstance(self.states, tuple) and len(self.states) == 2:
-            self.states = in_place(self.states[0]), in_place(self.states[1])
+            self.states = unwrapped_state(self.states[0]), unwrapped_state(self.states[1])
 
     def seeds(self, read: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
         """The seeds of fc1 and of fc2. `read` reads a SeedCounter: `current` in the forward, `take` in the backward."""

@@ -61,9 +61,9 @@ def apply(
     call: MlpCall,
 ) -> Tensor:
     """`grouped_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
-    if contexts.are_any() and contexts.matters(x):
+    if contexts.any_active() and contexts.concerns(x):
         operands = {"x": x, "w1": w1, "w2": w2, "group_sizes": group_sizes, **optional._asdict()}
-        call.keep_states_in_place()
+        call.unwrap_states()
         return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
     if has_other_rank(x):
         return _with_leading_axes(x, w1, w2, group_sizes, optional, call)

@@ -16,8 +16,8 @@ from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.dispatch.layer import Matrix, Rows
 from octavo_torch.linear.autograd import RowValues, quantize_operand
 from octavo_torch.linear.call import Call
-from octavo_torch.mlp.aside import Aside
 from octavo_torch.mlp.call import Operands
+from octavo_torch.mlp.concurrent_quantizer import ConcurrentQuantizer
 from octavo_torch.mlp.forward import DrawnSeed, first_layer, forward_seeds, second_layer
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, keep_rows
@@ -59,8 +59,8 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
     seeds = forward_seeds(call)
     x = arriving()
     rows = rows_for(call, seeds[0], x, places)
-    aside = Aside.of(call, w2, seeds[1])
-    h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, aside)
+    w2_quantizer = ConcurrentQuantizer.of(call, w2, seeds[1])
+    h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, w2_quantizer)
     _record(call.fc1, call.moe.recorded[0], rows, matrices1)
     kept_x = _kept_x(call, rows, rows_read) if keeps_all else None
     # gone before fc2's operands are made
@@ -68,7 +68,7 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
     call.fc1.x_codes = None
     kept_h = h if call.moe.hidden is None else keep_rows(call.moe.hidden, h, call.sizes, call.backend)
     of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
-    y, a, matrices2 = second_layer(call, seeds[1], h, of_second, aside)
+    y, a, matrices2 = second_layer(call, seeds[1], h, of_second, w2_quantizer)
     _record(call.fc2, call.moe.recorded[1], a, matrices2)
     combined = call.combine(call.moves.results, y, places)()
     return MoeForward(
