@@ -18,7 +18,7 @@ from octavo_torch.linear.call import Adapter, Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.prepare import local_parameters
 from octavo_torch.linear.weights import QuantizedWeight
-from octavo_torch.mlp.between import activate_rows
+from octavo_torch.mlp.activate_rows import activate_rows
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.mlp import OptionalOperands
 from octavo_torch.mlp.packed_weight import PackedWeight, expanded

@@ -1,4 +1,4 @@
-"""MlpCall: one call of a grouped MLP, which is two calls of a layer and what stands between them."""
+"""MlpCall: everything about one call of a grouped MLP but its operands; it holds the calls of its two layers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class MlpCall(Options):
     probes          count what the quantizers do to the operands of fc1 and of fc2; None: not observed
 
     plan            the resolved MLP
-    block           rows of gate and up projection that take turns in w1 and bias1; 0: the gate half comes first
-    fc1, fc2        the calls of the two layers, which have one `sizes`
+    block           how many gate rows, and then up rows, alternate in w1 and bias1; 0: the gate half comes first
+    fc1, fc2        the calls of the two layers; both have the same `sizes`
     """
 
     activation: str = "swiglu"
@@ -77,12 +77,12 @@ class MlpCall(Options):
         return stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
 
     def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
-        """Makes the layers' calls."""
+        """Makes the layers' calls, with their sizes."""
         self.set_experts(plan, block)
         self.fc1.sizes = self.fc2.sizes = sizes
 
     def set_experts(self, plan: MlpPlan, block: int) -> None:
-        """Makes the layers' calls, whose sizes are not known yet."""
+        """Makes the layers' calls, without sizes: for a caller that learns these later."""
         self.plan, self.block = plan, block
         (state1, state2), (store1, store2) = self.state_of_each, self.store_of_each
         self.fc1 = Call(
@@ -106,9 +106,9 @@ class MlpCall(Options):
 
     @property
     def anchor(self) -> Tensor | None:
-        """The tensor that takes the place of weights whose gradients are postponed; None where none is.
+        """The tensor that requires a gradient in place of weights whose own are postponed; None if neither's is.
 
-        One of the two layers' is enough: it is there so that autograd runs the backward at all.
+        The anchor of one layer is enough, since it only makes autograd run the backward at all.
         """
         anchor = anchor_of(self.fc1)
         return anchor_of(self.fc2) if anchor is None else anchor
