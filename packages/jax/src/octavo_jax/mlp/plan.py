@@ -51,11 +51,11 @@ class Mlp:
         """The gradient of the same."""
         return ActivationQuantizer(self.quantize_gradient, self.gradient_values, self.activation, probs)
 
-    def trained(self) -> Mlp:
+    def for_training(self) -> Mlp:
         """The MLP with its gradients planned, too; itself where they are."""
         if self.fc1.request.training:
             return self
-        return mlp_of(self.fc1.trained(), self.fc2.trained(), self.activation, self.norm)
+        return mlp_of(self.fc1.for_training(), self.fc2.for_training(), self.activation, self.norm)
 
 
 _known: Memo[Mlp] = Memo()

@@ -184,7 +184,7 @@ class _AskedExperts(LocalExperts):
             MlpOptions(group_offset=0, preferred_element_type=None, **options), rows,
         )  # fmt: skip
         on_output = self.weights_on == "output"
-        plan = moe_plan_of(call.mlp, form, weight_codes, on_output, self.out_dtype).trained()
+        plan = moe_plan_of(call.mlp, form, weight_codes, on_output, self.out_dtype).for_training()
         of_rows = [("x and dy", f"rows are permuted first: {why_rows}")] if why_rows else [*_tokens(plan)]
         tokens = (*self._routed(x), *of_rows, *_moved(plan))
         fc1, fc2 = plan.mlp.fc1.plan, plan.mlp.fc2.plan
