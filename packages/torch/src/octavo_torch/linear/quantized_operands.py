@@ -121,7 +121,7 @@ def _weight_codes(
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
 ) -> WeightCodes:
-    """No codes where no GEMM reads any, or where they are written into out."""
+    """What `quantize_weight` computes; without codes if no GEMM reads any, or if they are written into `out`."""
     state, record = (None, False) if history is None else history
     whole = as_one("w", w)
     check_weight(whole)
@@ -188,9 +188,9 @@ def _write(
 
 
 def code_weights(module: RecipeModule, interleaves: Mapping[str, int | None]) -> None:
-    """Puts codes in the place of the named weights, where `quantized_parameters` says so.
+    """Replaces the named parameters by their codes, if the module was created inside of `quantized_parameters`.
 
-    interleaves   of each weight: rows of a block where gate and up rows take turns in it, or None
+    interleaves   for each weight: b, if b gate rows and b up rows alternate in it; else None
     """
     if not module.weights_as_codes:
         return
@@ -274,7 +274,7 @@ def _input_codes(
     group_offset: int = 0,
     backend: BackendNames = None,
 ) -> tuple[Tensor] | tuple[Tensor, GroupedTensor]:
-    """The sizes, and codes where a GEMM reads them."""
+    """What `quantize_input` computes: the sizes, and codes if a GEMM reads any."""
     state, record = (None, False) if history is None else history
     own = weight.weight if isinstance(weight, QuantizedWeight) else weight
     w = as_one("weight", own)
