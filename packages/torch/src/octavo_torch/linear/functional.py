@@ -75,11 +75,12 @@ def grouped_linear(
 
     With `main_grad`, the buffer is `weight.main_grad`, or what `weight.get_main_grad()` returns in backward if the
     weight has that method. A true `weight.overwrite_main_grad` makes this backward overwrite it. Once the work is
-    enqueued, `weight.grad_added_to_main_grad` is True. The buffer is float32, bfloat16 or float16, whatever the recipe's
-    `wgrad_dtype`, and on the weight's device. It is written in place: its rows of K are contiguous, but there may be
-    gaps between rows and between groups. If the weight is G tensors, each has its own buffer [N, K]; buffers that are
-    not evenly spaced in one allocation are copied together and back. The weight has to be a leaf. If its gradient is
-    not needed, nothing is read or written. torch.autograd.grad writes the buffer, too, and returns the zeros.
+    enqueued, `weight.grad_added_to_main_grad` is True. The buffer is float32, bfloat16 or float16, whatever the
+    recipe's `wgrad_dtype`, and on the weight's device. It is written in place: its rows of K are contiguous, but there
+    may be gaps between rows and between groups. If the weight is G tensors, each has its own buffer [N, K]; buffers
+    that are not evenly spaced in one allocation are copied together and back. The weight has to be a leaf. If its
+    gradient is not needed, nothing is read or written. torch.autograd.grad writes the buffer, too, and returns the
+    zeros.
     torch.compile leaves a call with main_grad or delayed_wgrad out of its graph, and refuses it under fullgraph=True.
     """
     if recipe is None or type(recipe) is str:
