@@ -17,7 +17,7 @@ import octavo
 import octavo_jax
 from octavo_jax import moe
 from octavo_jax.linear import products
-from octavo_jax.moe.layer import autograd, made_again, tokens
+from octavo_jax.moe.layer import autograd, recomputed, tokens
 from octavo_jax.moe.layer.forms import FORMS
 from octavo_registry.contract import TokenRows
 
@@ -201,7 +201,7 @@ def test_explain_says_what_is_read_from_tokens(
         return rows(layer, gemm, codes, values)
 
     monkeypatch.setattr(products, "_rows", multiplying)
-    for module in (autograd, made_again):
+    for module in (autograd, recomputed):
 
         def noticing(*given: Any, own: Any = module.quantize_tokens, where: str = module.__name__) -> Any:
             made.add((where, given[3]))
@@ -224,8 +224,8 @@ def test_explain_says_what_is_read_from_tokens(
     jax.eval_shape(jax.grad(loss, (0, 1, 2)), x, given["wi"], given["wo"])
     lines = {
         "x in fprop": ((autograd, "x"), "fprop"),
-        "x in wgrad": ((made_again, "x"), "wgrad"),
-        "dy": ((made_again, "dy"), "dgrad"),
+        "x in wgrad": ((recomputed, "x"), "wgrad"),
+        "dy": ((recomputed, "dy"), "dgrad"),
     }
     for what, ((module, operand), gemm) in lines.items():
         said, kind = told[what], gathered.get((operand, gemm))

@@ -17,8 +17,7 @@ import octavo
 import octavo_jax
 from octavo_jax import moe
 from octavo_jax.moe import expert_parallel, ragged_exchange
-from octavo_jax.moe.local_block import Arrays as BlockArrays
-from octavo_jax.moe.local_block import Body, Result
+from octavo_jax.moe.local_block import BlockArrays, Body, Result
 from octavo_jax.policies import save_quantized
 from octavo_jax.traffic import collectives
 

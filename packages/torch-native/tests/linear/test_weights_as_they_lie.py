@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo import PRESETS, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import DelayedState, grouped_linear, grouped_mlp, grouped_mm, moe_mlp, quantize_weight
-from octavo_torch.dispatch import layer
+from octavo_torch.dispatch import layer, rounded
 from octavo_torch.linear.functional import explain_linear
 
 G, N, K, F, M, T = 4, 144, 176, 112, 260, 90
@@ -103,9 +103,9 @@ def test_a_weight_is_turned_for_kernels_that_round_it(monkeypatch: pytest.Monkey
         ]
 
     assert orders_of_plans() == ["nk", "kn"]
-    monkeypatch.setattr(layer, "_is_rounded_here", lambda plan: plan.fprop.request.weight == "kn")
+    monkeypatch.setattr(rounded, "_is_rounded_here", lambda plan: plan.fprop.request.weight == "kn")
     assert orders_of_plans() == ["nk", "nk"]
-    monkeypatch.setattr(layer, "_is_rounded_here", lambda plan: True)
+    monkeypatch.setattr(rounded, "_is_rounded_here", lambda plan: True)
     assert orders_of_plans() == ["nk", "kn"]
 
 

@@ -22,7 +22,7 @@ from octavo_torch import (
     quantized_parameters,
 )
 from octavo_torch.arrays.grouped_tensor import PLANES
-from octavo_torch.mlp import between
+from octavo_torch.mlp import activate_rows
 
 G, K, F = 4, 80, 72
 
@@ -42,8 +42,8 @@ def test_an_adapted_mlp_computes_its_activation_in_one_pass(
     def composed(*_: object, **__: object) -> Tensor:
         raise AssertionError("the activation is composed")
 
-    monkeypatch.setattr(between, "activate", composed)
-    monkeypatch.setattr(between, "activate_gradient", composed)
+    monkeypatch.setattr(activate_rows, "activate", composed)
+    monkeypatch.setattr(activate_rows, "activate_gradient", composed)
     sizes = [int(size) for size in rng.multinomial(50, [1 / G] * G)]
     rows, dy = torch.randn(53, K).bfloat16(), torch.randn(53, K).bfloat16()
     rows[50:], dy[50:] = torch.nan, torch.nan

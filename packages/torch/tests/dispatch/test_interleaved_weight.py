@@ -354,9 +354,9 @@ def test_a_limit_is_the_answers_own(first: str, monkeypatch: pytest.MonkeyPatch)
         layer = layer_for(BlockScaling(), given["x"], given["w1"], True, True, True, backend)
         monkeypatch.setattr(layer, "device", torch.device("cuda", 0))
         both = layer.leaving(16).interleaved(4) if first == "leaving" else layer.interleaved(4).leaving(16)
-        assert (both.left, both.block, both.whole) == (16, 4, None)
+        assert (both.left_free, both.block, both.whole) == (16, 4, None)
         narrow = both.with_planes({"w": (True, False)})
-        assert (narrow.left, narrow.block, narrow.wgrad) == (16, 4, both.wgrad)
+        assert (narrow.left_free, narrow.block, narrow.wgrad) == (16, 4, both.wgrad)
         assert layer.interleaved(0) is layer
         assert layer.interleaved(4) is layer.interleaved(4)
         return both

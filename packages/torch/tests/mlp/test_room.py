@@ -34,7 +34,8 @@ from octavo_torch import (
 )
 from octavo_torch.dispatch.room import within
 from octavo_torch.linear import autograd
-from octavo_torch.mlp import aside, forward
+from octavo_torch.mlp import concurrent_quantizer as concurrent
+from octavo_torch.mlp import forward
 
 G, M, K, F, N = 3, 70, 64, 48, 80
 SIZES = torch.tensor([20, 0, 40])
@@ -67,11 +68,11 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    monkeypatch.setattr(aside, "has_streams", lambda tensor: type(tensor) in (Tensor, torch.nn.Parameter))
-    monkeypatch.setattr(aside, "streams", lambda device: (Stream("main", said), Stream("side", said)))
-    monkeypatch.setattr(aside, "read_operands", told("x and w1 quantized", autograd.read_operands))
-    monkeypatch.setattr(aside, "product", told("fc1's product", autograd.product))
-    monkeypatch.setattr(aside, "quantize_operand", told("w2 quantized", autograd.quantize_operand))
+    monkeypatch.setattr(concurrent, "has_streams", lambda tensor: type(tensor) in (Tensor, torch.nn.Parameter))
+    monkeypatch.setattr(concurrent, "streams", lambda device: (Stream("main", said), Stream("side", said)))
+    monkeypatch.setattr(concurrent, "read_operands", told("x and w1 quantized", autograd.read_operands))
+    monkeypatch.setattr(concurrent, "product", told("fc1's product", autograd.product))
+    monkeypatch.setattr(concurrent, "quantize_operand", told("w2 quantized", autograd.quantize_operand))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: said.append(f"memory kept for {stream.name}"))
     return said

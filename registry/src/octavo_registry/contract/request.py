@@ -44,11 +44,11 @@ _NARROWS_NOTHING: Mapping[str, Any] = MappingProxyType(
 )
 
 
-class _OfItsOperation(type):
-    """Makes `Request(op=...)` a call of the class that has the operation."""
+class _RequestType(type):
+    """The metaclass that makes `Request(op=...)` construct the class of the operation."""
 
     def __call__(cls, *values: Any, **fields: Any) -> Any:
-        """The request; TypeError for fields that the class has not, unless they narrow nothing."""
+        """The request. TypeError for a field that its class does not have, unless the value narrows nothing."""
         op = fields.get("op", values[0] if values else None)
         if cls is not Request or op is None:
             return super().__call__(*values, **fields)
@@ -64,16 +64,16 @@ class _OfItsOperation(type):
 
 
 @dataclass(frozen=True, slots=True)
-class Request(metaclass=_OfItsOperation):
-    """One operation that somebody wants to run, with everything that a backend needs to accept or refuse it.
+class Request(metaclass=_RequestType):
+    """One operation that is to run, with everything that a backend needs to know to accept or refuse it.
 
-    `Request(op=...)` makes a request of the operation's class, as `pathlib.Path` makes a path of the system's. The
-    classes add fields; of a request that has no such field the properties here give the value that narrows nothing,
-    and `Request` takes that value, too.
+    `Request(op=...)` constructs the operation's own class, as `pathlib.Path` constructs a PosixPath. These classes add
+    fields. Each such field is a property here, so that it can be read of any request: where a class lacks the field,
+    its value is one that narrows nothing, which `Request(op=...)` accepts as well.
 
     op          the operation
-    framework   the front end whose arrays it is about
-    device      their kind: "cpu", "cuda"
+    framework   the front end whose arrays it takes
+    device      the kind of device that they are on: "cpu", "cuda"
     in_dtype    dtype of the unquantized operand
     out_dtype   of the result
     arch        compute capability of a CUDA device, (9, 0) for Hopper; None elsewhere
@@ -111,50 +111,50 @@ class Request(metaclass=_OfItsOperation):
 
     @property
     def recipe(self) -> Recipe | None:
-        """Of a GEMM."""
+        """The recipe of a GEMM; None for other operations."""
         value: Recipe | None = _NARROWS_NOTHING["recipe"]
         return value
 
     @property
     def weight(self) -> Weight:
-        """Of a GEMM: how w lies in memory."""
+        """How the w of a GEMM lies in memory; "nk" for other operations."""
         value: Weight = _NARROWS_NOTHING["weight"]
         return value
 
     @property
     def quantizer(self) -> QuantizerSpec | None:
-        """Of operations on quantized operands."""
+        """The quantizer of an operation on quantized operands; None for other operations."""
         value: QuantizerSpec | None = _NARROWS_NOTHING["quantizer"]
         return value
 
     @property
     def layouts(self) -> Layouts:
-        """Of operations on quantized operands."""
+        """The layouts of an operation on quantized operands; plain for other operations."""
         value: Layouts = _NARROWS_NOTHING["layouts"]
         return value
 
     @property
     def stacked(self) -> bool:
-        """Of "quantize": matrices rather than rows."""
+        """Whether "quantize" takes stacked matrices; False for rows, and for other operations."""
         value: bool = _NARROWS_NOTHING["stacked"]
         return value
 
     @property
     def square_columns(self) -> bool:
-        """Whether columns of x that the operation reads or writes have square blocks, and its rows blocks of their
-        own.
+        """Whether the operation reads or writes columns of x whose scales are of square blocks, although its rows have
+        a scale for each block of one row.
         """
         return False
 
     @property
     def activation(self) -> Activation | None:
-        """Of "act_quantize" and "dact_quantize"."""
+        """The activation of "act_quantize" and "dact_quantize"; None for other operations."""
         value: Activation | None = _NARROWS_NOTHING["activation"]
         return value
 
     @property
     def norm(self) -> Norm | None:
-        """Of "norm_quantize"."""
+        """The normalization of "norm_quantize"; None for other operations."""
         value: Norm | None = _NARROWS_NOTHING["norm"]
         return value
 
@@ -167,9 +167,9 @@ class GemmRequest(Request):
     """For "fprop", "dgrad" or "wgrad".
 
     recipe       `HighPrecision` where the recipe's slot for this GEMM is high precision
-    other_dtype  dtype of w, or of wgrad's dy, where it is unquantized and not of in_dtype; None: it is
-    weight       how w and dw lie in memory. "nk": as [G, N, K], fprop reads w's rowwise plane and dgrad its columnwise
-                 one. "kn": as [G, K, N], quantized as it lies, so fprop reads w's columnwise plane
+    other_dtype  dtype of w, or of wgrad's dy, if it is unquantized and differs from in_dtype; else None
+    weight       how w and dw lie in memory. "nk": as [G, N, K]; fprop reads w's rowwise plane and dgrad its columnwise
+                 one. "kn": as [G, K, N]; w is quantized in that order, so fprop reads its columnwise plane
     """
 
     ops: ClassVar[frozenset[Op]] = frozenset(GEMMS)
@@ -189,12 +189,12 @@ class GemmRequest(Request):
 
     @property
     def kind(self) -> str:
-        """That of the recipe that computes the request's."""
+        """The kind of the recipe that GEMMs compute this one as."""
         return self.recipe.computed_as.kind
 
     @property
     def square_columns(self) -> bool:
-        """Of wgrad, which alone reads columns of x."""
+        """Only wgrad reads columns of x."""
         return self.op == "wgrad" and bool(getattr(self.recipe.computed_as, "square_columns", False))
 
 
@@ -336,7 +336,7 @@ def sm(arch: tuple[int, int]) -> str:
 
 
 def describe_request(request: Request) -> str:
-    """`fprop in mxfp8 for torch on cuda (sm_90)`, with what else narrows the choice."""
+    """`fprop in mxfp8 for torch on cuda (sm_90)`, followed by whatever else narrows the choice."""
     function = request.activation or request.norm
     op = f"{request.op} of {function}" if function else request.op
     words = f"{op} in {request.kind} for {request.framework} on {request.device}"

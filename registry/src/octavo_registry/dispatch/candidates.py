@@ -1,4 +1,4 @@
-"""The backends of one request, in order: filtered by card, ranked, bound one after another as they are asked for."""
+"""The backends of one request: filtered by their cards, put in order, and bound one by one, no more than are needed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SERVES = "declares that it serves this"
 class Candidate:
     """A backend whose card admits the request, with the first row that does.
 
-    place   where the preference puts it, lower first
-    named   whether the preference names it; False without one
-    unfit   whether it is made for graph-safe requests and this is none, or vice versa
+    place   its position in the preference, lower first
+    named   whether the preference names it; False without a preference
+    unfit   whether its card is for graph-safe requests alone and this one is not graph-safe, or vice versa
     """
 
     record: BackendRecord
@@ -50,7 +50,7 @@ class Candidate:
         return self.place, -self.priority, self.unfit, self.name
 
     def chosen_over(self, later: Sequence[Candidate], request: Request) -> str:
-        """Why it serves and those that come after it do not."""
+        """Why this candidate serves the request, and not one of the `later` ones."""
         overtaken = next((other for other in later if other.rank < self.rank), None)
         if overtaken is not None:
             return f"a plugin's octavo_rank puts it before {overtaken.name}"
@@ -83,7 +83,7 @@ Bind = Callable[[Candidate, Request], Bound | Decision]
 
 
 def position(preference: Preference | None, name: str) -> int | None:
-    """Where a preference puts a backend, lower first; None: it keeps it out."""
+    """The position of a backend in a preference, lower first; None if the preference excludes it."""
     if preference is None:
         return 0
     if name in preference:
@@ -96,8 +96,8 @@ def filter_cards(
 ) -> tuple[list[Candidate], list[Decision]]:
     """Candidates by preference, priority, fitness and name; and the verdicts on all other backends, broken ones last.
 
-    Of two with one priority a card of graph-safe rows alone comes first where the request is graph-safe, and last
-    where it is not: the other one serves eager calls in more ways.
+    Of two candidates with equal priority, one whose card has graph-safe rows alone comes first if the request is
+    graph-safe, and last if it is not, because the other one serves eager calls in more ways.
     """
     eligible: list[Candidate] = []
     refused: list[Decision] = []
@@ -132,7 +132,7 @@ def for_graphs(record: BackendRecord) -> bool:
 
 
 class Candidates:
-    """Candidates in their final order. `at(i)` is the i-th that binds; nothing is bound before it is asked for."""
+    """Candidates in their final order. `at(i)` is the i-th that binds, and binds no more of them than that takes."""
 
     def __init__(self, request: Request, order: Sequence[Candidate], others: Sequence[Decision], bind: Bind) -> None:
         self.request = request
@@ -157,7 +157,7 @@ class Candidates:
         """A verdict on every backend, in the order in which they were considered.
 
         chosen       index, as in `at`, of the candidate that serves; None: none does
-        passed_over  why candidates that bind do not serve all the same, by index as in `at`
+        passed_over  why candidates that bind do not serve, by index as in `at`
         """
         verdicts: list[Decision] = []
         winner = self.at(chosen) if chosen is not None else None

@@ -1,4 +1,4 @@
-"""A grouped linear layer from the operations that backends serve: GEMMs, and the quantizers that feed them."""
+"""Chooses a backend for each operation of a grouped linear layer: its GEMMs, and the quantizers that feed them."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ def _bound(candidates: Candidates, index: int) -> Bound | None:
 def compose(
     layer: GemmRequest, recipe: Recipe, find: Find, dtypes: LayerDtypes = OWN_DTYPES
 ) -> Composition | Candidates:
-    """The best combination of backends, or the candidates of the operation that nothing serves.
+    """The best combination of backends, or the candidates of an operation that nothing serves.
 
-    A weight that lies as [G, K, N] is read in place if every operation then has the same backend as with a transposed
-    copy; else the plans are for the copy, which the front end makes. So the order of w in memory decides how a layer
-    runs, and not who runs it.
+    find   the candidates for one request
+
+    A weight that lies as [G, K, N] is read in place if that leaves every operation with the backend that it has for a
+    transposed copy. Else the plans are for the copy, which the front end makes. So the order of w in memory never
+    changes which backend runs an operation.
     """
     turned = _compose(replace(layer, weight="nk"), recipe, find, dtypes)
     if layer.weight == "nk" or isinstance(turned, Candidates):
@@ -67,9 +69,9 @@ def compose(
 def _compose(layer: GemmRequest, recipe: Recipe, find: Find, dtypes: LayerDtypes) -> Composition | Candidates:
     """The best combination of backends, or the candidates of the operation that nothing serves.
 
-    Each GEMM gets its best candidate if some backend quantizes the operands to the layouts that these candidates read.
-    Else further combinations are tried in the order of the sum of the candidates' ranks; of equal sums first the one
-    with the better candidate for fprop.
+    Each GEMM gets its best candidate if the layouts that these candidates read are layouts which some backend quantizes
+    to. Else further combinations are tried, in the order of the sum of their candidates' ranks; among equal sums, the
+    one with the better candidate for fprop comes first.
     """
     gemms: tuple[Gemm, ...] = GEMMS if layer.training else ("fprop",)
     candidates = {gemm: find(gemm_request(layer, recipe, gemm, dtypes)) for gemm in gemms}

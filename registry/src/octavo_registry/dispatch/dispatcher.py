@@ -1,9 +1,7 @@
-"""From a request to a plan: who may serve, in which order, who binds; and what is said about it."""
+"""From a request to a plan: which backends may serve it, in which order, and which of them binds."""
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,12 +9,11 @@ from typing import Any
 import pluggy
 
 from octavo import NoBackendError, Recipe
-from octavo.caller import stacklevel_of_caller
 from octavo_registry.contract.backend import Backend, KernelChoice, Refused
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.cards import QUANTIZERS
 from octavo_registry.contract.plan import Decision, Plan
-from octavo_registry.contract.request import GemmRequest, Request, describe_request
+from octavo_registry.contract.request import GemmRequest, Request
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.install import how_to_install
 from octavo_registry.discovery.loader import Plugin, call
@@ -26,16 +23,14 @@ from octavo_registry.discovery.records import BackendRecord
 from octavo_registry.dispatch.answers import ask_bound, ask_everywhere, ask_kernels
 from octavo_registry.dispatch.candidates import SERVES, Candidate, Candidates, filter_cards
 from octavo_registry.dispatch.compose import compose
-from octavo_registry.dispatch.fallbacks import FallbackWarning, fallbacks
 from octavo_registry.dispatch.layer_plan import LayerPlan, computed_words
 from octavo_registry.dispatch.layer_requests import OWN_DTYPES, LayerDtypes
 from octavo_registry.dispatch.memo import Memo
+from octavo_registry.dispatch.notices import Notices
 from octavo_registry.dispatch.preference import REST, Preference, UnknownBackendError, current, from_argument, source_of
 from octavo_registry.dispatch.report import explain_failure
 from octavo_registry.dispatch.rounding import asked_of_backends, with_rounding
 from octavo_registry.level4.adapter import LEVEL, AdaptedBackend
-
-log = logging.getLogger("octavo")
 
 Names = str | Sequence[str] | None
 
@@ -58,9 +53,9 @@ class Dispatcher:
         self._candidates_of: Memo[tuple[Request, Preference | None], Candidates] = Memo()
         self._plans: Memo[tuple[Request, Preference | None], Plan] = Memo()
         self._layers: Memo[tuple[GemmRequest, Preference | None, LayerDtypes], LayerPlan] = Memo()
-        self._announced: Memo[object, None] = Memo()
+        self._notices = Notices()
 
-    # ---- the three questions
+    # ---- what the registry is asked
 
     def plan(self, request: Request, backend: Names) -> Plan:
         """The cached plan, or a new one; NoBackendError with every verdict."""
@@ -69,8 +64,8 @@ class Dispatcher:
         if plan is None:
             with self._lock:
                 plan = self._finish(self._candidates(request, preference), preference)
-                self._warn_of_fallbacks([plan], preference)
-                self._announce(plan.request.recipe, plan.request, f"{plan.backend}{_noted(plan)}")
+                self._notices.warn_of_fallbacks([plan], self.records, preference)
+                self._notices.log_use(plan.request.recipe, plan.request, f"{plan.backend}{_noted(plan)}")
         return plan
 
     def explain(self, request: Request, backend: Names) -> tuple[Decision, ...]:
@@ -124,7 +119,7 @@ class Dispatcher:
         with self._lock:
             return name, ask_kernels(self._load(record), name, request, rows)
 
-    # ---- who may serve
+    # ---- which backends may serve
 
     def check_backend(self, backend: Names) -> None:
         """Raises UnknownBackendError as a plan does, but not for Octavo's own names, whose packages may come later."""
@@ -148,7 +143,7 @@ class Dispatcher:
         return preference
 
     def _candidates(self, request: Request, preference: Preference | None) -> Candidates:
-        """Candidates of which the first has bound, where any binds; remembered, so that each binds once."""
+        """The candidates for `request`. They are remembered if one of them binds, so that each is bound once."""
         key = (request, preference)
         candidates = self._candidates_of.get(key)
         if candidates is None:
@@ -160,7 +155,10 @@ class Dispatcher:
         return candidates
 
     def _ranked(self, request: Request, order: list[Candidate]) -> list[Candidate]:
-        """The first opinion of a plugin's `octavo_rank` that is a permutation; others are ignored, and logged once."""
+        """`order`, rearranged by the first `octavo_rank` hook that returns a permutation of it.
+
+        Other answers of hooks are ignored, and logged once.
+        """
         names = tuple(candidate.name for candidate in order)
         if len(names) < 2:
             return order
@@ -169,16 +167,16 @@ class Dispatcher:
                 opinion = call(hook, request=request, eligible=names)
                 ranked = None if opinion is None else guard(tuple, opinion)
             except Fault as fault:
-                self._warn_once(f"octavo_rank of plugin {hook.plugin_name} raised {fault}; it is ignored")
+                self._notices.warn(f"octavo_rank of plugin {hook.plugin_name} raised {fault}; it is ignored")
                 continue
             if ranked is None:
                 continue
-            # a subclass of str may compare as it likes: its characters are what counts
+            # a subclass of str may define its own comparison, so plain strings are compared
             given = [
                 str.__str__(name) if issubclass(type(name), str) else f"a {type(name).__name__}" for name in ranked
             ]
             if sorted(given) != sorted(names):
-                self._warn_once(
+                self._notices.warn(
                     f"octavo_rank of plugin {hook.plugin_name} gave {given}, no permutation of {list(names)}; "
                     "it is ignored"
                 )
@@ -187,13 +185,13 @@ class Dispatcher:
             return [by_name[name] for name in given]
         return order
 
-    # ---- who binds
+    # ---- which of them binds
 
     def _load(self, record: BackendRecord) -> Backend:
         loaded = self._loaded.get(record.name)
         if loaded is None:
             try:
-                # only the plugin that gave the card is asked: nobody answers for another's backend
+                # only the plugin that published the card loads its backend
                 answer: Backend | None = call(self._plugins[record.plugin].hooks["octavo_load"], name=record.name)
                 if answer is None:
                     raise Fault(f"octavo_load({record.name!r}) returned None, and the plugin's card names it")
@@ -207,7 +205,7 @@ class Dispatcher:
         return loaded
 
     def _refused_everywhere(self, candidate: Candidate, request: Request) -> tuple[str, str]:
-        """Why no machine would be served, or ""; and a clause where that cannot be known, or ""."""
+        """Two texts: why the backend serves the request on no machine, or ""; and why that is not known, or ""."""
         try:
             return ask_everywhere(self._load(candidate.record), request) or "", ""
         except Fault as fault:
@@ -222,7 +220,7 @@ class Dispatcher:
                 return record.decision("refused", str(fault.__cause__))
             return record.decision("broken", missing_need(record.distribution, fault) or str(fault))
 
-    # ---- what was decided
+    # ---- plans
 
     def _finish(
         self,
@@ -231,15 +229,18 @@ class Dispatcher:
         index: int = 0,
         passed_over: Mapping[int, str] | None = None,
     ) -> Plan[Any, Any]:
-        """The plan of the `index`-th candidate that binds, announced to observers; remembered where it is the first."""
+        """The plan of the `index`-th candidate that binds. It is remembered if it is the first.
+
+        Hooks see it in `octavo_plan_made`.
+        """
         key = (candidates.request, preference)
         if index == 0 and key in self._plans:
             return self._plans[key]
         serving = candidates.at(index)
         if serving is None:
-            raise self._nobody(candidates)
+            raise self._no_backend(candidates)
         candidate, bound = serving
-        # bits are bits: only products are emulated
+        # quantizers produce the same bits everywhere; only products can be emulated
         quantizes = candidates.request.op in QUANTIZERS or candidates.request.op == "dequantize"
         emulated = None if quantizes else candidate.row.emulated
         plan = Plan(
@@ -256,10 +257,10 @@ class Dispatcher:
             try:
                 call(hook, plan=plan, request=plan.request)
             except Fault as fault:
-                self._warn_once(f"octavo_plan_made of plugin {hook.plugin_name} raised {fault}; the plan stands")
+                self._notices.warn(f"octavo_plan_made of plugin {hook.plugin_name} raised {fault}; the plan stands")
         return plan
 
-    def _nobody(self, candidates: Candidates, recipe: Recipe | None = None) -> NoBackendError:
+    def _no_backend(self, candidates: Candidates, recipe: Recipe | None = None) -> NoBackendError:
         decisions = candidates.decisions()
         text = explain_failure(candidates.request, decisions, self.records)
         if recipe is not None and recipe.computed_as is not recipe:
@@ -270,7 +271,7 @@ class Dispatcher:
         recipe = request.recipe
         composition = compose(request, recipe, lambda asked: self._candidates(asked, preference), dtypes)
         if isinstance(composition, Candidates):
-            raise self._nobody(composition, recipe)
+            raise self._no_backend(composition, recipe)
         gemms = {
             gemm: self._finish(candidates, preference, index, composition.passed_over.get(gemm))
             for gemm, (candidates, index) in composition.gemms.items()
@@ -288,39 +289,11 @@ class Dispatcher:
             quantize_dy=operands.get("dy"),
             weight=request.weight,
         )
-        self._warn_of_fallbacks([*gemms.values(), *operands.values()], preference)
+        self._notices.warn_of_fallbacks([*gemms.values(), *operands.values()], self.records, preference)
         parts = [f"quantize {operand} {plan.backend}" for operand, plan in operands.items()]
         parts += [f"{gemm} {plan.backend}{_noted(plan)}" for gemm, plan in gemms.items()]
-        self._announce(recipe, request, ", ".join(parts), op="layer")
+        self._notices.log_use(recipe, request, ", ".join(parts), op="layer")
         return layer
-
-    # ---- what is said
-
-    def _announce(self, recipe: Recipe | None, request: Request, what: str, op: str | None = None) -> None:
-        """One INFO line at the first use of a recipe for an operation on a device."""
-        if recipe is None:
-            return
-        key = (recipe.fingerprint, op or request.op, request.framework, request.device, request.arch)
-        if key in self._announced:
-            return
-        self._announced[key] = None
-        words = describe_request(request)
-        if op is not None:
-            words = words.replace(request.op, "grouped linear", 1)
-        log.info("%s (recipe %s) runs on: %s", words, recipe.fingerprint, what)
-
-    def _warn_of_fallbacks(self, plans: Sequence[Plan], preference: Preference | None) -> None:
-        """One FallbackWarning for each installed backend that cannot run and would have served on an accelerator."""
-        for name, message in fallbacks(plans, self.records, preference):
-            if (FallbackWarning, name) not in self._announced:
-                warnings.warn(message, FallbackWarning, stacklevel=stacklevel_of_caller())
-                # where warnings are errors, the next plan is one as well
-                self._announced[FallbackWarning, name] = None
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._announced:
-            self._announced[message] = None
-            log.warning(message)
 
 
 def _noted(plan: Plan) -> str:

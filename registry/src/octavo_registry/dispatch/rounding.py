@@ -1,8 +1,8 @@
-"""Quantizers that round to MXFP4 first: whoever quantizes in blocks holds the values, and who rounds is asked after.
+"""Quantizers that round to MXFP4 first: backends are asked for a quantizer in blocks, and rounding is added to it.
 
-No card says who rounds: one that serves "block" serves these weights, and an older backend cannot take them for weights
-that are as they were. Its answer may offer kernels that round on their way (`BoundQuantize.round_first`); else the
-front end's operations do.
+Values that are rounded to MXFP4 fit the codes of "block", so every card that serves "block" serves these weights, and a
+backend that knows nothing of MXFP4 is not asked about it. The rounding is done by the backend's kernels if its answer
+offers that (`BoundQuantize.round_first`), else by the front end's operations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from octavo_registry.dispatch.answers import ask_round_first
 
 
 def asked_of_backends(request: Request) -> Request:
-    """`request` as backends see it: where values are rounded to MXFP4 first, the quantizer that holds them, of bf16."""
+    """`request` as backends see it. Where values are rounded to MXFP4 first, it asks for `held_by`, of bf16 values."""
     if not isinstance(request, QuantizeRequest | DequantizeRequest) or request.quantizer.mxfp4 is None:
         return request
     held = replace(request, quantizer=request.quantizer.held_by)
@@ -26,7 +26,7 @@ def asked_of_backends(request: Request) -> Request:
 
 
 def with_rounding(bound: Bound, request: Request) -> Bound:
-    """The answer to `request`, from the one to `asked_of_backends(request)`; `Fault` where either fails."""
+    """The answer to `request`, made of the backend's answer to `asked_of_backends(request)`; `Fault` where it fails."""
     if not isinstance(request, QuantizeRequest) or not isinstance(bound, BoundQuantize) or not request.quantizer.mxfp4:
         return bound
     own = ask_round_first(bound, request)

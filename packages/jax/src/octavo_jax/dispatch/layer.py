@@ -1,4 +1,4 @@
-"""What one linear layer runs: the registry's plan for it, chosen when it is traced, and remembered for eager calls."""
+"""What one linear layer runs: the registry's plan, which is chosen when the layer is traced, and remembered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LayerOptions(NamedTuple):
     checkpoint_name          of quantized operands; None names nothing
     output_checkpoint_name   of y
     called                   what messages call the layer and its arguments
-    room                     that the GEMMs leave; None: none
+    room                     multiprocessors that the GEMMs leave unused; None: they use all
     """
 
     recipe: Recipe
@@ -61,7 +61,7 @@ class LayerOptions(NamedTuple):
         called: Called = A_LAYER,
         room: Room | None = None,
     ) -> LayerOptions:
-        """From the arguments of a public function; ValueError for what is no name and what is no Room."""
+        """The options that the arguments of a public function give; ValueError for a bad name or a bad Room."""
         check_text("checkpoint_name", checkpoint_name)
         check_text("output_checkpoint_name", output_checkpoint_name)
         names = checkpoint_name, output_checkpoint_name
@@ -70,11 +70,11 @@ class LayerOptions(NamedTuple):
 
 
 class LayerRequest(NamedTuple):
-    """What a layer is planned for, by values that never change.
+    """Everything that a layer's plan depends on.
 
-    dtype, kernel_dtype  of x and the kernel
-    shape                of the kernel
-    weight               its axes: "kn" for [G, K, N], "nk" for [G, N, K]
+    dtype, kernel_dtype  the dtypes of x and of the kernel
+    shape                the kernel's
+    weight               the kernel's axes: "kn" for [G, K, N], "nk" for [G, N, K]
     training             whether the GEMMs of the gradients are planned, too
     placement            of blocks and shards; None: rows [M, K] and a kernel on one device
     multiprocessors      of the device, where the options leave some; else None
@@ -96,10 +96,10 @@ class Layer:
     """What one linear layer runs. Compared by identity, so that it is a cheap static argument of `jax.jit`.
 
     plan                     the registry's answer
-    request                  what was asked
-    y_dtype                  of the result; where it is summed over shards, the plan's GEMM gives float32
-    product_dtype            dtype in which a GEMM multiplies operands that its slot does not quantize: the arguments',
-                             fp32 where these differ; dy is cast to it
+    request                  what the layer was planned for
+    y_dtype                  dtype of the result. If that is summed over shards, the plan's GEMM returns float32
+    product_dtype            dtype in which a GEMM multiplies operands that it takes unquantized, dy among them: that of
+                             x and the kernel, or fp32 if these differ
     """
 
     plan: LayerPlan
@@ -127,15 +127,15 @@ class Layer:
         """Of blocks and shards; None: rows [M, K] and a kernel on one device."""
         return self.request.placement
 
-    def trained(self) -> Layer:
-        """The layer with its gradients' GEMMs planned, too; itself where they are. NoBackendError as `layer_for`."""
+    def for_training(self) -> Layer:
+        """This layer with the GEMMs of its gradients planned; itself if they are. Raises as `layer_for` does."""
         return self if self.request.training else _planned(self.request._replace(training=True))
 
     def quantizing(self, x: Collection[Gemm], w: Collection[Gemm]) -> Layer:
-        """This layer where x and the kernel are quantized for these GEMMs alone.
+        """This layer, quantizing only the planes of x and of the kernel that these GEMMs read.
 
-        Such a layer is one of a pair that quantizes an operand twice, so that no codes are kept in between. What
-        delayed scaling quantizes for other GEMMs alone it quantizes in any case: that is how it records its amax.
+        Two such layers, one for each pass, quantize an operand twice, so that no codes are kept in between. With
+        delayed scaling an operand is quantized even if none of these GEMMs reads it, because that records its amax.
         """
         parts = self._part("x", self.plan.quantize_x, x), self._part("w", self.plan.quantize_w, w)
         if parts == (self.plan.quantize_x, self.plan.quantize_w):
@@ -184,7 +184,7 @@ def layer_for(
     kernel.
 
     x_dtype   of an x that does not exist yet, such as an activation's result: then `x` gives the device alone
-    training  False: the forward pass alone is planned, and `Layer.trained` plans the rest where it is differentiated
+    training  False: only the forward pass is planned; `Layer.for_training` plans the rest when it is differentiated
     placement of blocks and shards: x is [*B, M, K], the kernel [E * G, ...], and the plans are for one block's GEMMs
 
     Equal arguments give the same object as long as the registry chooses the same functions, so nothing is traced twice.

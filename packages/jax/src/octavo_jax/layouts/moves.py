@@ -32,7 +32,12 @@ class MoveWarning(UserWarning):
 
 
 class Called(NamedTuple):
-    """What a caller knows a layer by: the public function, its arguments, and what it wants said of them."""
+    """The names by which messages call a layer and its arguments, and whether arrays that have to move are reported.
+
+    function   the public function that was called
+    x, kernel, bias   its arguments
+    moves      see MeshAxes
+    """
 
     function: str
     x: str = "x"

@@ -57,7 +57,7 @@ def _grouped(
 def _differentiated(
     layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
 ) -> tuple[tuple[Array, DelayedState | None], Residuals]:
-    layer = layer.trained()
+    layer = layer.for_training()
     y, state, xq, wq = _forward(layer, x, kernel, bias, state, context)
     return (y, state), Residuals(layer, wgrad_x(layer, x, xq), dgrad_weight(layer, kernel, wq), context, state, bias)
 

@@ -34,9 +34,9 @@ from octavo_registry.contract.cards import Activation
 class ComputedOperand(NamedTuple):
     """An operand of a GEMM.
 
-    array    before it is quantized, rounded once
-    q        its planes, named; None where no GEMM reads it quantized
-    history  of delayed scaling with its amax recorded, else None
+    array    its values in high precision, rounded once
+    q        the quantized operand, its planes named; None if no GEMM reads it quantized
+    history  of delayed scaling, with the operand's amax recorded; else None
     """
 
     array: Array
@@ -60,11 +60,11 @@ class NormSaved(NamedTuple):
 
 
 class ActivationQuantizer(NamedTuple):
-    """An activation, or its gradient, and what computes it.
+    """An activation, or its gradient, and the functions that compute it.
 
-    run      the fused function; None where nothing is quantized
-    values   the function of what is not quantized; None: JAX's operations
-    probs    [M], that the activation's result is multiplied with
+    run      computes and quantizes it in one call; None if nothing is quantized
+    values   computes it without quantizing; None: JAX's operations do
+    probs    [M], by which the activation's result is multiplied; or None
     """
 
     run: Run | None
@@ -74,12 +74,12 @@ class ActivationQuantizer(NamedTuple):
 
 
 class GradientOperand(NamedTuple):
-    """What the backward pass of an activation makes.
+    """What the backward pass of an activation returns.
 
     operand   fc1's dy
-    dbias     of fc1, where it has a bias
-    dprobs    of the probabilities, where there are any
-    forward   the activation's result, where the pass gave it: fc2's x
+    dbias     the gradient of fc1's bias; None without a bias
+    dprobs    the gradient of the probabilities; None without any
+    forward   the activation's result, which is fc2's x, if the same function has computed it; else None
     """
 
     operand: ComputedOperand
@@ -104,7 +104,7 @@ def _quantized(
     history: ScalingHistory | None,
     extra_results: tuple[str, ...] = (),
 ) -> tuple[ComputedOperand, Extras]:
-    """What a fused function computes of `inputs`; of its Extras those that are named, and what was quantized."""
+    """What a fused function computes of `inputs`: the operand, and those of its Extras that are named."""
     run, plan, layer, operand = fused
     assert plan is not None
     arguments = context.quantizer_arguments(plan, operand, history)
@@ -124,7 +124,7 @@ def _quantized(
 
 
 def _is_cut(layer: Layer, letter: Letter) -> bool:
-    """Whether features are cut over several shards: then nothing is fused, and quantizers see to their scales."""
+    """Whether a mesh cuts the features. Then nothing is fused: the quantizer alone can combine amaxes over shards."""
     return layer.placement is not None and layer.placement.cuts(letter)
 
 
@@ -150,15 +150,15 @@ def normalized_operand(
 
 
 def wgrad_x_if_quantized(layer: Layer, operand: ComputedOperand) -> GemmOperand | None:
-    """What the weight gradient reads of an operand that is cheap to compute again: None where its slot would keep an
-    array."""
+    """What the weight gradient reads of an operand that is cheap to compute again; None if that is not quantized, since
+    then it is computed again instead of kept."""
     return wgrad_x(layer, operand.array, operand.q) if layer.plan.recipe.quantizes("wgrad") else None
 
 
 def activated_operand(
     of: ActivationQuantizer, layer: Layer, x: Array, context: Context, history: ScalingHistory | None
 ) -> ComputedOperand:
-    """The layer's x, activation(x) times the probabilities."""
+    """The layer's x: activation(x) times the probabilities."""
     if of.run is None or _is_cut(layer, "i"):
         plain = plain_activation(of, layer, x, context)
         return ComputedOperand(plain, *quantize_operand(layer.plan.quantize_x, layer, plain, "x", context, history))
@@ -167,7 +167,7 @@ def activated_operand(
 
 
 def plain_activation(of: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
-    """activation(x) times the probabilities, for the layer, not quantized."""
+    """activation(x) times the probabilities, not quantized."""
     if of.values is None or not holds_rows(layer, "x"):
         plain: Array = octavo_activation(x, of.probs, activation=of.activation)
         return plain
@@ -187,7 +187,10 @@ def activation_gradient_operand(
     history: ScalingHistory | None,
     forward: bool = False,
 ) -> GradientOperand:
-    """The layer's dy, and gradients, of the activation's dy and input x; forward: its result is wanted, too."""
+    """The layer's dy, and other gradients, from the gradient `dy` of the activation's result and its input `x`.
+
+    forward   whether the caller also wants the activation's result, if that costs no pass of its own
+    """
     if of.run is not None and not _is_cut(layer, "o"):
         run = of.run if layer.placement is None else _with_dprobs(of, of.run)
         fused = _FusedQuantizer(run, layer.plan.quantize_dy, layer, "dy")
@@ -210,7 +213,7 @@ def activation_gradient_operand(
 
 
 def _with_dprobs(of: ActivationQuantizer, run: Run) -> Run:
-    """`run` of an activation's gradient, with that of the probabilities whatever the backend makes."""
+    """`run` of an activation's gradient, with dprobs in its Extras even if the backend does not compute it."""
 
     def made(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[GroupedTensor, Extras]:
         q, extras = run(dy, x, *args, **options)
@@ -220,7 +223,7 @@ def _with_dprobs(of: ActivationQuantizer, run: Run) -> Run:
 
 
 def _dprobs(of: ActivationQuantizer, dy: Array, x: Array, made: Array | None) -> Array | None:
-    """The gradient of the probabilities, unless a backend has made it."""
+    """The gradient of the probabilities: `made`, if a backend has computed it."""
     if of.probs is None:
         return None
     if made is not None:

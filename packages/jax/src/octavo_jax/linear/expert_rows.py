@@ -1,7 +1,7 @@
 """Experts over a mesh without an axis of expert blocks: rows [M, K] and sizes [G], both cut by ep.
 
-A device has M / E rows, those of its own G / E experts, and its own tail behind them: the rows are E blocks one after
-the other, which is what the rest of a layer is given.
+A device has M / E rows, those of its own G / E experts, with a tail of its own at their end. So the rows are E blocks
+one after the other, and the rest of the layer takes them as [E, M / E, K].
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from octavo_jax.sharding.placement_of_call import check_axes
 
 
 class ExpertRows(NamedTuple):
-    """placement: of E blocks, E the shards of ep; None where arrays are as the caller gave them."""
+    """How the arrays of one call are turned into E blocks of rows, one for each shard of ep, and back.
+
+    placement   of the E blocks; None if the arrays stay as the caller gave them
+    """
 
     placement: Placement | None
 
     @classmethod
     def of(cls, sharding: MeshAxes | None, x: Array, group_sizes: GroupSizes) -> ExpertRows:
-        """Of x and the sizes. ValueError where they are rows without blocks, ep has a part, and the mesh is unknown or
-        does not divide them."""
+        """The ExpertRows of a call with x and these sizes.
+
+        ValueError if x [M, K] has to be cut into blocks, and no mesh is known, or the mesh does not divide M or G.
+        """
         if not isinstance(sharding, MeshAxes) or not sharding.ep or x.ndim != 2 or np.ndim(group_sizes) != 1:
             return cls(None)
         mesh = mesh_of(x)

@@ -23,23 +23,26 @@ from octavo_jax.scaling.delayed_state import DelayedState, merged
 
 @dataclass(frozen=True, eq=False)
 class NormLayer:
-    """A layer, the normalization before it, and the fused function; `run` is None where x is not quantized."""
+    """A layer and the normalization before it.
+
+    run   normalizes and quantizes x; None if x is not quantized
+    """
 
     layer: Layer
     norm: NormSpec
     run: Run | None
 
-    def trained(self) -> NormLayer:
-        """The layer with its gradients planned, too; itself where they are."""
-        return self if self.layer.request.training else norm_layer(self.layer.trained(), self.norm)
+    def for_training(self) -> NormLayer:
+        """The same with the layer's gradients planned; itself if they are."""
+        return self if self.layer.request.training else norm_layer_of(self.layer.for_training(), self.norm)
 
 
 _known: Memo[NormLayer] = Memo()
 _layers: Identities[NormLayer] = Identities()
 
 
-def norm_layer(layer: Layer, norm: NormSpec) -> NormLayer:
-    """The same object as long as the registry chooses the same functions."""
+def norm_layer_of(layer: Layer, norm: NormSpec) -> NormLayer:
+    """The NormLayer of these: the same object as long as the registry chooses the same functions."""
 
     def build() -> NormLayer:
         x = layer.plan.quantize_x
@@ -70,9 +73,12 @@ class Results(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Residuals:
-    """What the backward pass reads; `x` is None where its slot would keep an array, which is computed again."""
+    """What the backward pass reads.
 
-    of: NormLayer = field(metadata={"static": True})
+    x   what wgrad reads of the normalized rows; None if that is not quantized: then the rows are computed again
+    """
+
+    norm_layer: NormLayer = field(metadata={"static": True})
     norm: NormSaved
     x: GemmOperand | None
     w: GemmOperand
@@ -82,13 +88,13 @@ class Residuals:
 
 
 def _forward(
-    of: NormLayer, a: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
+    norm_layer: NormLayer, a: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
 ) -> tuple[Results, tuple[ComputedOperand, NormSaved, GroupedTensor | None]]:
-    layer, seen = of.layer, Observed.of(of.layer)
+    layer, seen = norm_layer.layer, Observed.of(norm_layer.layer)
     w, bias, context = stored_weight(layer, seen.kernel(a.kernel)), seen.bias(a.bias), seen.context(context)
     arrays = seen.x(a.x), seen.whole("gamma", a.gamma), seen.whole("beta", a.beta)
     histories = (None, None) if state is None else (state.x, state.kernel)
-    x, saved = normalized_operand(of.run, layer, of.norm, arrays, context, histories[0])
+    x, saved = normalized_operand(norm_layer.run, layer, norm_layer.norm, arrays, context, histories[0])
     wq, of_kernel = quantize_operand(layer.plan.quantize_w, layer, w, "w", context, histories[1])
     y = forward_product(layer, x.array, x.q, w, wq, bias, context)
     if state is not None and x.history is not None and of_kernel is not None:
@@ -98,31 +104,32 @@ def _forward(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4))
 def _normalized_dense(
-    of: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
+    norm_layer: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
 ) -> Results:
-    return _forward(of, arrays, state, context, wants_normalized)[0]
+    return _forward(norm_layer, arrays, state, context, wants_normalized)[0]
 
 
 def _differentiated(
-    of: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
+    norm_layer: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
 ) -> tuple[Results, Residuals]:
-    of = of.trained()
-    result, (x, norm, wq) = _forward(of, arrays, state, context, wants_normalized)
-    w = dgrad_weight(of.layer, arrays.kernel, wq)
+    norm_layer = norm_layer.for_training()
+    result, (x, norm, wq) = _forward(norm_layer, arrays, state, context, wants_normalized)
+    w = dgrad_weight(norm_layer.layer, arrays.kernel, wq)
     norm = norm._replace(x=arrays.x, gamma=arrays.gamma, beta=arrays.beta)
-    saved = Residuals(of, norm, wgrad_x_if_quantized(of.layer, x), w, arrays.bias, context, result.state)
+    x_operand = wgrad_x_if_quantized(norm_layer.layer, x)
+    saved = Residuals(norm_layer, norm, x_operand, w, arrays.bias, context, result.state)
     return result, saved
 
 
 def _backward(_: NormLayer, __: bool, r: Residuals, cotangents: Results) -> tuple[Arrays, DelayedState | None, None]:
-    layer, context, state = r.of.layer, r.context, r.state
+    layer, context, state = r.norm_layer.layer, r.context, r.state
     seen, later = Observed.of(layer), cotangents.state
     dy, w, context = seen.dy(cotangents.y), seen.kernel(r.w), seen.context(context)
     dyq, of_dy = quantize_operand(
         layer.plan.quantize_dy, layer, dy, "dy", context, None if state is None else state.grad
     )
     normalized_gradient = input_gradient(layer, dy, dyq, w, context)
-    x = octavo_normalization(*r.norm[:3], spec=r.of.norm).y if r.x is None else r.x
+    x = octavo_normalization(*r.norm[:3], spec=r.norm_layer.norm).y if r.x is None else r.x
     dw = kernel_gradient(layer, x, dy, dyq, context)
     if cotangents.normalized is not None:
         normalized_gradient = normalized_gradient + cotangents.normalized
@@ -138,7 +145,7 @@ _normalized_dense.defvjp(_differentiated, _backward)
 # One compiled call for eager users; inside their own jit it is a nested one of the same name.
 @partial(jax.jit, static_argnums=(0, 4))
 def octavo_layernorm_dense(
-    of: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
+    norm_layer: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
 ) -> Results:
-    """The differentiable call with everything static in `of`."""
-    return _normalized_dense(of, arrays, state, context, wants_normalized)
+    """The differentiable call with everything static in `norm_layer`."""
+    return _normalized_dense(norm_layer, arrays, state, context, wants_normalized)

@@ -1,7 +1,7 @@
-"""Operands of a layer's GEMMs: quantized and named on their way in, and what the backward pass keeps of them.
+"""Operands of a layer's GEMMs: how they are quantized and named, and what is kept of them for the backward pass.
 
-`quantize_operand` makes both planes of x and of the kernel in the forward pass; `wgrad_x` and `dgrad_weight` leave of
-each the one plane that the backward pass reads.
+In the forward pass `quantize_operand` computes both planes of x and of the kernel. `wgrad_x` and `dgrad_weight` keep,
+of each, the one plane that the backward pass reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ Rows = GroupedTensor | Array | TokenRows[Array]
 
 
 class Context(NamedTuple):
-    """Arguments that have no gradient: sizes [G], seed words [2] or None, number of the first group."""
+    """The arguments that have no gradient.
+
+    group_sizes    [G], or [*B, G]
+    seed           uint32 [2] words; None if nothing is rounded stochastically
+    group_offset   the number of the first group
+    """
 
     group_sizes: Array
     seed: Array | None
@@ -40,14 +45,14 @@ class Context(NamedTuple):
     def quantizer_arguments(
         self, plan: QuantizePlan, operand: Operand, history: ScalingHistory | None
     ) -> QuantizerArguments:
-        """Those of the quantizer that `plan` runs for `operand`, whose history is delayed scaling's or None."""
+        """The arguments of the quantizer that `plan` runs for `operand`; `history` is delayed scaling's, else None."""
         spec = plan.request.quantizer
         seed = self.seed if spec.stochastic else None
         return QuantizerArguments(seed, operand, self.group_offset, None if history is None else history.scale)
 
 
 def holds_rows(layer: Layer, operand: Operand) -> bool:
-    """Whether the rows of x or dy are one device's, with all of their features."""
+    """Whether every row of x, or of dy, is on one device with all of its features."""
     return layer.placement is None or owns_rows(layer.placement, "i" if operand == "x" else "o")
 
 
@@ -59,10 +64,10 @@ def quantize_operand(
     context: Context,
     history: ScalingHistory | None = None,
 ) -> tuple[GroupedTensor | None, ScalingHistory | None]:
-    """`x` quantized by `plan` and named, and the history with its amax recorded.
+    """`x` quantized by `plan`, with its planes named, and the history with x's amax recorded.
 
-    plan      the layer's quantizer of this operand; None where no GEMM reads it quantized: then there is no tensor
-              and the history is unchanged
+    plan      the layer's quantizer of this operand; None if no GEMM reads it quantized: then the first result is None
+              and the history is returned unchanged
     x         [M, C] rows, [*B, M, C] where the layer has a placement; for "w" the stacked matrices as `stored_weight`
               gives them
     history   of delayed scaling, else None
@@ -89,7 +94,7 @@ def quantize_operand(
 def _quantize_shards(
     plan: QuantizePlan, layer: Layer, x: Array, sizes: Array | None, arguments: QuantizerArguments
 ) -> tuple[GroupedTensor, Array | None]:
-    """Rows with sizes, or a kernel without; planes in the plain layout where shards are parts of an operand."""
+    """Rows, or a kernel if `sizes` is None, quantized on a mesh: in the plain layout if the mesh cuts the operand."""
     placement = layer.placement
     assert placement is not None
     cut = placement.cuts("g", "k", "n") if sizes is None else placement.cuts("i" if arguments.operand == "x" else "o")
@@ -100,7 +105,7 @@ def _quantize_shards(
 
 
 def named(layer: Layer, q: GroupedTensor, operand: Operand) -> GroupedTensor:
-    """q with its planes named, to be called before their first use; dy has no name, for nothing recomputes it."""
+    """q with its planes named; call this before they are used. dy gets no name, because nothing recomputes it."""
     return q if operand == "dy" else name_planes(q, layer.options.checkpoint_name)
 
 
@@ -110,7 +115,7 @@ def gemm_operand(q: GroupedTensor | None, array: Array, quantized: bool) -> Gemm
 
 
 def one_plane(operand: GemmOperand, direction: Direction) -> GemmOperand:
-    """The operand with the plane of this direction alone."""
+    """The operand with only the plane of this direction."""
     if not isinstance(operand, GroupedTensor):
         return operand
     payload, scale, second = operand.plane(direction)
@@ -121,7 +126,7 @@ def one_plane(operand: GemmOperand, direction: Direction) -> GemmOperand:
 
 
 def stored_weight(layer: Layer, kernel: Array) -> Array:
-    """The kernel as the plan's operations take it: with its own axes wherever a backend of the plan reads them so."""
+    """The kernel as the plan's operations take it: as it is, or with its last two axes swapped."""
     return jnp.swapaxes(kernel, 1, 2) if layer.plan.transposes else kernel
 
 

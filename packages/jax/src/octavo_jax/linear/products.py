@@ -27,7 +27,7 @@ from octavo_jax.sharding.gemms import (
 from octavo_registry.contract.moves import TokenRows
 
 Values = Array | TokenRows[Array]
-"""Rows, or tokens of which a GEMM gathers them; the latter also of codes."""
+"""Rows, or tokens from which a GEMM gathers its rows; the tokens may be codes."""
 
 
 def _factor(layer: Layer, gemm: Gemm, q: GroupedTensor | None, array: Array) -> GemmOperand:
@@ -36,7 +36,7 @@ def _factor(layer: Layer, gemm: Gemm, q: GroupedTensor | None, array: Array) -> 
 
 
 def _rows(layer: Layer, gemm: Gemm, q: GroupedTensor | None, values: Values) -> Rows:
-    """Rows as a GEMM reads them; those that it gathers from tokens, or from their codes, are `values` in any recipe."""
+    """Rows as a GEMM reads them: quantized or cast; TokenRows, from which it gathers them, are only cast, if at all."""
     if not isinstance(values, TokenRows):
         return _factor(layer, gemm, q, values)
     if isinstance(values.tokens, GroupedTensor):
@@ -54,7 +54,12 @@ def forward_product(
     context: Context,
     bias_scales: Array | None = None,
 ) -> Array:
-    """y [M, N], named where the layer names its output; w is `stored_weight`'s, and bias_scales are [M] or None."""
+    """y [M, N], with the layer's output_checkpoint_name.
+
+    xq, wq        x and w quantized; None if no GEMM reads them so
+    w             as `stored_weight` returns it
+    bias_scales   [M], or None
+    """
     operands = _rows(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w)
     y = _rows_product(layer, "fprop", *operands, context, bias, bias_scales)
     name = layer.options.output_checkpoint_name
@@ -82,14 +87,14 @@ def _rows_product(
 
 
 def input_gradient(layer: Layer, dy: Values, dyq: GroupedTensor | None, w: GemmOperand, context: Context) -> Array:
-    """dx [M, K] in x's dtype; w is `dgrad_weight`'s."""
+    """dx [M, K] in x's dtype; `w` is what `dgrad_weight` returned."""
     if not isinstance(w, GroupedTensor):
         w = stored_weight(layer, w).astype(layer.product_dtype)
     return _rows_product(layer, "dgrad", _rows(layer, "dgrad", dyq, dy), w, context)
 
 
 def kernel_gradient(layer: Layer, x: Rows, dy: Values, dyq: GroupedTensor | None, context: Context) -> Array:
-    """The kernel's gradient in its own shape and dtype; x is `wgrad_x`'s."""
+    """The kernel's gradient in the kernel's shape and dtype; `x` is what `wgrad_x` returned."""
     plan, placement, sizes = layer.plan.wgrad, layer.placement, context.group_sizes
     assert plan is not None
     x = x if isinstance(x, GroupedTensor) else _rows(layer, "wgrad", None, x)

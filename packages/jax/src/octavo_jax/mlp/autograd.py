@@ -50,8 +50,15 @@ States = tuple[DelayedState, DelayedState] | None
 
 
 class Arrays(NamedTuple):
-    """What has a gradient: x [M, K], gamma and beta [K], kernels [G, K, C] and [G, F, N], biases [G, C] and [G, N],
-    probabilities [M] fp32, scales of bo [M] fp32; and the gradients themselves."""
+    """The arrays of a call that have a gradient; or, returned by `backward`, their gradients.
+
+    x             [M, K]
+    gamma, beta   [K], of the normalization
+    wi, wo        [G, K, C] and [G, F, N]
+    bi, bo        [G, C] and [G, N]
+    probs         fp32 [M]
+    bo_scales     fp32 [M]
+    """
 
     x: Array
     gamma: Array | None
@@ -64,8 +71,8 @@ class Arrays(NamedTuple):
     bo_scales: Array | None = None
 
 
-class Passed(NamedTuple):
-    """What a forward pass made on the way to y."""
+class Intermediates(NamedTuple):
+    """What the forward pass computes on the way to y: the operands of both layers, and fc1's result y1."""
 
     x1: ComputedOperand
     norm: NormSaved | None
@@ -80,14 +87,15 @@ class Passed(NamedTuple):
 class Residuals:
     """What the backward pass reads.
 
-    mlp           whose planes were saved: a preference may have changed since
-    norm          the normalization's, x among them
-    x1, w1        fc1's wgrad and dgrad operands: one plane each, or the array where their slot is high precision
+    mlp           the MLP whose planes were saved; the registry might choose another one now
+    norm          what the normalization's gradient reads
+    x1, w1        the operands of fc1's wgrad and dgrad: one plane each, or the array for a high-precision slot
     y1            fc1's result
-    x2, w2        fc2's; a normalized x1 and x2 are None where they would be arrays: they are computed again
-    bi, bo, probs dtypes of gradients, and probabilities
-    bo_scales     None where bo is added as it is
-    states        scales, and histories with the forward's amaxes
+    x2, w2        those of fc2. x2, and x1 after a normalization, are None if they would be arrays: then they are
+                  computed again
+    bi, bo        read for the dtypes of their gradients, and bo for that of bo_scales
+    bo_scales     None if bo is added as it is
+    states        with the forward's amaxes
     """
 
     mlp: Mlp = field(metadata={"static": True})
@@ -106,12 +114,12 @@ class Residuals:
 
 
 def second_context(context: Context) -> Context:
-    """fc2's arguments without a gradient."""
+    """The Context of fc2: that of fc1 with the second layer's seed."""
     return context._replace(seed=None if context.seed is None else second_stream(context.seed))
 
 
 def history_of(state: DelayedState | None, operand: str) -> ScalingHistory | None:
-    """Of "x", "kernel" or "grad"; None without a state."""
+    """The state's history of "x", "kernel" or "grad"; None without a state."""
     return None if state is None else getattr(state, operand)
 
 
@@ -121,10 +129,10 @@ def _states(*histories: tuple[ScalingHistory | None, ...]) -> tuple[DelayedState
 
 
 class DyRead(NamedTuple):
-    """dy that GEMMs and quantizers read where a router's tokens stand; None for what is read of its rows.
+    """What a MoE layer has made of the tokens of dy, so that no rows of it are read; None for what reads the rows.
 
-    codes                of the rows, and the history, as `quantize_operand` returns them
-    of_dgrad, of_wgrad   what these GEMMs gather
+    codes                codes of the rows, and the history, as `quantize_operand` returns them
+    of_dgrad, of_wgrad   the tokens from which these GEMMs gather
     """
 
     codes: tuple[GroupedTensor, ScalingHistory | None] | None = None
@@ -139,11 +147,11 @@ def forward(
     context: Context,
     x1: ComputedOperand | None = None,
     gathered: TokenRows[Array] | None = None,
-) -> tuple[tuple[Array, States], Passed]:
-    """(y and the states with the forward's amaxes, what it made on the way).
+) -> tuple[tuple[Array, States], Intermediates]:
+    """((y, the states with the forward's amaxes), the intermediate arrays).
 
-    x1         fc1's x, where it is quantized
-    gathered   what fc1 multiplies in the place of x1, where it gathers rows
+    x1         fc1's x, if the caller has quantized it
+    gathered   what fc1 multiplies instead of x1, if it gathers its rows from tokens
     """
     fc1, fc2, norm = mlp.fc1, mlp.fc2, None
     a, context = _observed(mlp, a), Observed.of(fc1).context(context)
@@ -166,7 +174,7 @@ def forward(
     y = forward_product(fc2, x2.array, x2.q, wo, w2, a.bo, later, a.bo_scales)
     if s1 is not None and s2 is not None:
         states = _states((x1.history, of_w1, s1.grad), (x2.history, of_w2, s2.grad))
-    return (y, states), Passed(x1, norm, w1, y1, x2, w2)
+    return (y, states), Intermediates(x1, norm, w1, y1, x2, w2)
 
 
 def _observed(mlp: Mlp, a: Arrays) -> Arrays:
@@ -192,30 +200,31 @@ def _mlp(mlp: Mlp, arrays: Arrays, states: States, context: Context) -> tuple[Ar
 def _differentiated(
     mlp: Mlp, arrays: Arrays, states: States, context: Context
 ) -> tuple[tuple[Array, States], Residuals]:
-    mlp = mlp.trained()
-    result, passed = forward(mlp, arrays, states, context)
-    norm = passed.norm
+    mlp = mlp.for_training()
+    result, inner = forward(mlp, arrays, states, context)
+    norm = inner.norm
     if norm is not None and arrays.gamma is not None:
         norm = norm._replace(x=arrays.x, gamma=arrays.gamma, beta=arrays.beta)
+    x1 = wgrad_x(mlp.fc1, arrays.x, inner.x1.q) if norm is None else wgrad_x_if_quantized(mlp.fc1, inner.x1)
     return result, Residuals(
-        mlp,
-        norm,
-        wgrad_x(mlp.fc1, arrays.x, passed.x1.q) if passed.norm is None else wgrad_x_if_quantized(mlp.fc1, passed.x1),
-        dgrad_weight(mlp.fc1, arrays.wi, passed.w1),
-        passed.y1,
-        wgrad_x_if_quantized(mlp.fc2, passed.x2),
-        dgrad_weight(mlp.fc2, arrays.wo, passed.w2),
-        arrays.bi,
-        arrays.bo,
-        arrays.probs,
-        context,
-        result[1],
-        arrays.bo_scales,
+        mlp=mlp,
+        norm=norm,
+        x1=x1,
+        w1=dgrad_weight(mlp.fc1, arrays.wi, inner.w1),
+        y1=inner.y1,
+        x2=wgrad_x_if_quantized(mlp.fc2, inner.x2),
+        w2=dgrad_weight(mlp.fc2, arrays.wo, inner.w2),
+        bi=arrays.bi,
+        bo=arrays.bo,
+        probs=arrays.probs,
+        context=context,
+        states=result[1],
+        bo_scales=arrays.bo_scales,
     )
 
 
 def backward(r: Residuals, cotangents: tuple[Array, States], read: DyRead | None = None) -> tuple[Arrays, States]:
-    """Gradients, and the states with the backward's amaxes and those of calls that took the forward's."""
+    """The gradients, and the states with the amaxes of this backward and of calls that took the forward's states."""
     mlp, fc1, fc2 = r.mlp, r.mlp.fc1, r.mlp.fc2
     first, second, later_states = Observed.of(fc1), Observed.of(fc2), cotangents[1]
     dy, w1, w2 = second.dy(cotangents[0]), first.kernel(r.w1), second.kernel(r.w2)

@@ -1,4 +1,4 @@
-"""One call of a grouped MLP: its arguments checked, its plan found, its arrays as the plan takes them."""
+"""From the arguments of a grouped MLP to what `octavo_mlp` takes: checks them, finds the plan, arranges the arrays."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from octavo_registry.contract.cards import Activation
 
 
 class MlpOptions(NamedTuple):
-    """The arguments of `octavo_jax.grouped_mlp` that have no gradient, but for the sizes: the recipe found, the
-    activation known, the axes those in force."""
+    """The arguments of `octavo_jax.grouped_mlp` that have no gradient, except the sizes.
+
+    activation and recipe have been looked up, and sharding is that of the call or of `octavo_jax.mesh_roles`.
+    """
 
     activation: Activation
     recipe: Recipe | None
@@ -43,10 +45,10 @@ class MlpOptions(NamedTuple):
 
 
 class MlpCall(NamedTuple):
-    """What `octavo_mlp` is given.
+    """The arguments of `octavo_mlp`, and what has to be done with its result.
 
-    in_blocks   rows are [*B, M, K] as in the call, else they are [M, K]
-    partial     the caller's manual axes over which y, float32 then, is a partial sum
+    in_blocks   True if rows are [*B, M, K], as the caller has given them; False if they have been reshaped to [M, K]
+    partial     the caller's manual mesh axes over which y is still to be summed; y is then float32
     """
 
     mlp: Mlp
@@ -58,9 +60,9 @@ class MlpCall(NamedTuple):
 
 
 def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int | None = None) -> MlpCall:
-    """The call of `a` without a normalization; ValueError for arguments that do not fit.
+    """The call for the arrays `a`, without a normalization; ValueError for arguments that do not fit.
 
-    rows   that the sizes count, where `a.x` are tokens whose rows are made later
+    rows   the number of rows that the sizes count, if `a.x` are tokens, whose rows do not exist yet
     """
     recipe, sharding = options.recipe, options.sharding
     x, wi, wo = a.x, a.wi, a.wo

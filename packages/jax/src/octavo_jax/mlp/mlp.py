@@ -133,19 +133,20 @@ def grouped_mlp(
     probs = None if probs is None else of_experts.in_blocks("probs", probs, None)
     bo_scales = None if bo_scales is None else of_experts.in_blocks("bo_scales", bo_scales, None)
     options = MlpOptions(
-        name,
-        recipe,
-        seed,
-        state,
-        group_offset,
-        checkpoint_name,
-        output_checkpoint_names,
-        preferred_element_type,
-        sharding,
-        backend,
-        room,
+        activation=name,
+        recipe=recipe,
+        seed=seed,
+        state=state,
+        group_offset=group_offset,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_names=output_checkpoint_names,
+        preferred_element_type=preferred_element_type,
+        sharding=sharding,
+        backend=backend,
+        room=room,
     )
-    call = resolved(Arrays(x, None, None, wi, wo, bi, bo, probs, bo_scales), group_sizes, options)
+    arrays = Arrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=probs, bo_scales=bo_scales)
+    call = resolved(arrays, group_sizes, options)
     y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
     y = summed_result(y, call.partial, recipe, x, preferred_element_type)
     y = of_experts.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
@@ -208,7 +209,8 @@ def layernorm_mlp(
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
     biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
     gamma, beta = whole_scales("layernorm_mlp", placements[0], gamma, beta)
-    arrays = Arrays(rows, gamma, beta, *kernels, *biases, None)
+    (wi, wo), (bi, bo) = kernels, biases
+    arrays = Arrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
     arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
     context = context_of(recipe, sizes, seed, 0)
     y, new_state = in_reverse("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)

@@ -27,10 +27,13 @@ class Mlp:
     """What one MLP runs. Compared by identity, so it is a cheap static argument of `jax.jit`.
 
     fc1, fc2             the two linear layers
-    activation           between them
-    norm                 before them; None: none
-    quantize_normalized, quantize_activated, quantize_gradient   fused functions; None where nothing is quantized
-    activated_values, gradient_values   of the activation and its gradient, not quantized; None: JAX's operations
+    activation           the function between them
+    norm                 the normalization before them, or None
+    quantize_normalized, quantize_activated, quantize_gradient
+                         the normalization, the activation and its gradient, fused with the quantizers after them; None
+                         where nothing is quantized
+    activated_values, gradient_values
+                         the backend's functions for the activation and its gradient alone; None: JAX's operations
     """
 
     fc1: Layer
@@ -44,18 +47,18 @@ class Mlp:
     gradient_values: Values | None
 
     def activated(self, probs: Array | None) -> ActivationQuantizer:
-        """The activation times `probs` [M], or as it is."""
+        """The activation, times `probs` [M] if given, with what computes it."""
         return ActivationQuantizer(self.quantize_activated, self.activated_values, self.activation, probs)
 
     def gradient(self, probs: Array | None) -> ActivationQuantizer:
-        """The gradient of the same."""
+        """The gradient of `activated(probs)`, with what computes it."""
         return ActivationQuantizer(self.quantize_gradient, self.gradient_values, self.activation, probs)
 
-    def trained(self) -> Mlp:
-        """The MLP with its gradients planned, too; itself where they are."""
+    def for_training(self) -> Mlp:
+        """This MLP with its gradients planned; itself if they are."""
         if self.fc1.request.training:
             return self
-        return mlp_of(self.fc1.trained(), self.fc2.trained(), self.activation, self.norm)
+        return mlp_of(self.fc1.for_training(), self.fc2.for_training(), self.activation, self.norm)
 
 
 _known: Memo[Mlp] = Memo()

@@ -21,7 +21,7 @@ from octavo_jax.linear.arguments import as_array
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
-from octavo_jax.moe.local_block import Arrays, Body, Result
+from octavo_jax.moe.local_block import BlockArrays, Body, Result
 from octavo_jax.moe.router import RULE, check_bias, checked_rule
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
@@ -92,7 +92,10 @@ def moe_mlp(
     Returns (y [..., N], `RouterStats`), and with a state (y, `RouterStats`, new state). Differentiable in x, router,
     wi, wo and the biases. Raises ValueError for arguments that do not fit, NoBackendError when nothing serves them.
     """
-    given = Arrays(x, mask, router, wi, wo, bi, bo, seed, state, choice_bias, replay)
+    given = BlockArrays(
+        x=x, mask=mask, router=router, wi=wi, wo=wo, bi=bi, bo=bo, seed=seed, state=state,
+        choice_bias=choice_bias, replay=replay,
+    )  # fmt: skip
     arrays, sharding = checked(given, dtype, sharding, exchange)
     body = body_of(
         Body,
@@ -123,7 +126,7 @@ def moe_mlp(
 
 def body_of(
     kind: type[Block],
-    arrays: Arrays,
+    arrays: BlockArrays,
     *,
     recipe: RecipeLike,
     preferred_element_type: DTypeLike | None,
@@ -145,14 +148,14 @@ def body_of(
     )
 
 
-def run_block(body: Body, arrays: Arrays) -> Result:
+def run_block(body: Body, arrays: BlockArrays) -> Result:
     """The block over the mesh, if there is one, or of these arrays as they are."""
     return over_mesh(body, arrays) if body.sharding is not None and body.sharding.every else body.run(arrays)
 
 
 def checked(
-    a: Arrays, dtype: DTypeLike | None, sharding: MeshAxes | None, exchange: Exchange
-) -> tuple[Arrays, MeshAxes | None]:
+    a: BlockArrays, dtype: DTypeLike | None, sharding: MeshAxes | None, exchange: Exchange
+) -> tuple[BlockArrays, MeshAxes | None]:
     """`moe_mlp`'s arrays as JAX's, and the axes in force; ValueError for arguments that do not fit."""
     x, mask, router, wi, wo, bi, bo = a[:7]
     optional = {name: getattr(a, name) for name in ("mask", "choice_bias", "replay")}
@@ -185,7 +188,7 @@ def checked(
     return a._replace(x=x, mask=mask, router=router, wi=wi, wo=wo, bi=bi, bo=bo, choice_bias=choice_bias), sharding
 
 
-def _with_choices(a: Arrays, rule: RouterRule) -> Arrays:
+def _with_choices(a: BlockArrays, rule: RouterRule) -> BlockArrays:
     """`a` with choices that are given as int32; ValueError for them, and for what a router chooses by, unless they fit
     the tokens and experts."""
     check_bias("choice_bias", a.choice_bias, a.router.shape[1])

@@ -22,7 +22,7 @@ from octavo_jax.dispatch.device import device_of
 from octavo_jax.dispatch.fused import fusion_words, values_words
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.room import Room
-from octavo_jax.mlp.autograd import Arrays as MlpArrays
+from octavo_jax.mlp.autograd import Arrays
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.moe.arrangement import Routing
@@ -33,7 +33,7 @@ from octavo_jax.moe.experts import LocalExperts, composes
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
 from octavo_jax.moe.layer.tokens import gathers, gathers_codes, reads_tokens
-from octavo_jax.moe.local_block import Arrays, Body
+from octavo_jax.moe.local_block import BlockArrays, Body
 from octavo_jax.moe.moves import Served, of_router
 from octavo_jax.scaling.delayed_state import init_delayed
 from octavo_jax.sharding.axes import MeshAxes
@@ -102,7 +102,8 @@ def explain(
     if isinstance(known, DelayedScaling):
         state = init_delayed(known, wi.shape[0]), init_delayed(known, wi.shape[0])
     seed = 0 if known is not None and known.stochastic else None
-    arrays, sharding = checked(Arrays(x, None, router, wi, wo, bi, bo, seed, state), dtype, sharding, exchange)
+    given = BlockArrays(x=x, mask=None, router=router, wi=wi, wo=wo, bi=bi, bo=bo, seed=seed, state=state)
+    arrays, sharding = checked(given, dtype, sharding, exchange)
     asked = body_of(
         _Asked,
         arrays,
@@ -180,11 +181,11 @@ class _AskedExperts(LocalExperts):
         options = dict(self.options)
         bi, bo, form, weight_codes = (options.pop(name) for name in ("bi", "bo", "form", "weight_codes"))
         call = resolved(
-            MlpArrays(x, None, None, self.wi, self.wo, bi, bo, None), group_sizes,
+            Arrays(x, None, None, self.wi, self.wo, bi, bo, None), group_sizes,
             MlpOptions(group_offset=0, preferred_element_type=None, **options), rows,
         )  # fmt: skip
         on_output = self.weights_on == "output"
-        plan = moe_plan_of(call.mlp, form, weight_codes, on_output, self.out_dtype).trained()
+        plan = moe_plan_of(call.mlp, form, weight_codes, on_output, self.out_dtype).for_training()
         of_rows = [("x and dy", f"rows are permuted first: {why_rows}")] if why_rows else [*_tokens(plan)]
         tokens = (*self._routed(x), *of_rows, *_moved(plan))
         fc1, fc2 = plan.mlp.fc1.plan, plan.mlp.fc2.plan

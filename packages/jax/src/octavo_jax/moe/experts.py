@@ -77,25 +77,27 @@ def routed_mlp(
     form, weight_codes = check_form(form), check_weight_codes(weight_codes)
     sharding = in_force(sharding)
     options = MlpOptions(
-        check_activation(activation),
-        as_recipe(recipe),
-        seed,
-        state,
-        0,
-        checkpoint_name,
-        output_checkpoint_names,
-        None,
-        sharding,
-        backend,
-        room,
+        activation=check_activation(activation),
+        recipe=as_recipe(recipe),
+        seed=seed,
+        state=state,
+        group_offset=0,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_names=output_checkpoint_names,
+        preferred_element_type=None,
+        sharding=sharding,
+        backend=backend,
+        room=room,
     )
     out_dtype = element_type(preferred_element_type, x.dtype)
+    of_experts = Arrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
     if composes(sharding, x, wo):
         check_kept_whole(form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,")
-        return _composed(x, routing, Arrays(x, None, None, wi, wo, bi, bo, None), weights_on, out_dtype, options)
-    call = resolved(Arrays(x, None, None, wi, wo, bi, bo, None), routing.group_sizes, options, len(routing.order))
+        return _composed(x, routing, of_experts, weights_on, out_dtype, options)
+    call = resolved(of_experts, routing.group_sizes, options, len(routing.order))
     plan = moe_plan_of(call.mlp, form, weight_codes, weights_on == "output", out_dtype)
-    arrays = MoeArrays(call.arrays.x, routing.weights, *call.arrays[3:7])
+    a = call.arrays
+    arrays = MoeArrays(a.x, routing.weights, a.wi, a.wo, a.bi, a.bo)
     places = Places(routing.order, routing.position)
     y, new_state = in_reverse("routed_mlp", octavo_moe, plan, arrays, places, call.states, call.context)
     return y if state is None else (y, new_state)
@@ -104,7 +106,7 @@ def routed_mlp(
 def _composed(
     x: Array, routing: Routing, a: Arrays, weights_on: WeightsOn, out_dtype: DTypeLike, options: MlpOptions
 ) -> Any:
-    """The same of three operations, which meshes may cut in ways of their own."""
+    """The same bits from three operations, each of which a mesh may shard in its own way."""
     on_output = weights_on == "output"
     probs = None if on_output else row_weights(routing)
     result = grouped_mlp(

@@ -23,9 +23,17 @@ from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Activation
 
 
-class Arrays(NamedTuple):
-    """Arguments with values: x [..., K], mask [...], the parameters, seed, delayed scaling's states, and what a router
-    chooses by beside its logits: choice_bias [E], or replay [..., k]."""
+class BlockArrays(NamedTuple):
+    """The arguments of `octavo_jax.moe.moe_mlp` that hold values, by their names there.
+
+    x             [..., K]
+    mask          [...], or None
+    router        the matrix of the router's logits
+    wi, wo, bi, bo   the experts' parameters
+    seed, state   of stochastic rounding and of delayed scaling
+    choice_bias   [E], added to scores when experts are chosen, or None
+    replay        [..., k], choices that were made before, or None
+    """
 
     x: Array
     mask: Array | None
@@ -41,7 +49,7 @@ class Arrays(NamedTuple):
 
 
 class Result(NamedTuple):
-    """y [..., N], what the router did, delayed scaling's new states."""
+    """What the block returns: y [..., N], statistics of the router, and delayed scaling's new states."""
 
     y: Array
     stats: RouterStats
@@ -73,7 +81,7 @@ class Body:
         axes = self.sharding
         return () if axes is None else axes.names("dp") + axes.names("fsdp") + axes.names("ep")
 
-    def run(self, a: Arrays) -> Result:
+    def run(self, a: BlockArrays) -> Result:
         """The block on arrays of one device, all axes of `sharding` manual."""
         tokens, mask = a.x.reshape(-1, a.x.shape[-1]), None if a.mask is None else a.mask.reshape(-1)
         wi, wo, bi, bo = a.wi, a.wo, a.bi, a.bo

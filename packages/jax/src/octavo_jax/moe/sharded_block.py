@@ -10,7 +10,7 @@ from octavo.caller import place_of_caller
 from octavo_jax.layouts.observer import observed_beside
 from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import shared_states
-from octavo_jax.moe.local_block import Arrays, Body, Result
+from octavo_jax.moe.local_block import BlockArrays, Body, Result
 from octavo_jax.moe.routing import RouterStats
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.axes import MeshAxes, called_as
@@ -23,7 +23,7 @@ _Names = tuple[str, ...]
 P: Any = PartitionSpec  # JAX leaves it untyped
 
 
-def over_mesh(body: Body, a: Arrays) -> Result:
+def over_mesh(body: Body, a: BlockArrays) -> Result:
     """`body` on each device's part of `a`. The first axis of x is cut along `body.token_axes`, experts along ep,
     the kernels' other axes as by `octavo_jax.grouped_mlp`.
 
@@ -45,7 +45,7 @@ def over_mesh(body: Body, a: Arrays) -> Result:
     if a.state is not None:
         a = a._replace(state=shared_states.lent(a.state, placement.size(data), placement.mesh, specs.state))
 
-    def part(a: Arrays) -> Result:
+    def part(a: BlockArrays) -> Result:
         result = body.run(a._replace(state=shared_states.own(a.state)))
         return result._replace(state=shared_states.as_copy(result.state))
 
@@ -57,7 +57,7 @@ def over_mesh(body: Body, a: Arrays) -> Result:
     return result._replace(y=y, state=state)  # type: ignore[no-any-return]
 
 
-def _observed_beside(y: Any, a: Arrays, specs: Arrays, placement: Placement) -> Any:
+def _observed_beside(y: Any, a: BlockArrays, specs: BlockArrays, placement: Placement) -> Any:
     """y; observed are the arguments themselves, for what stood in their place would be a residual of its own."""
     called, place = called_as("moe_mlp", placement.axes), place_of_caller()
     pairs = [
@@ -76,7 +76,9 @@ def devices_sharing_experts(sharding: MeshAxes | None) -> int:
     return placement.size(tuple(name for name in sharding.names("ep") if name in placement.manual))
 
 
-def _specs(body: Body, placement: Placement, a: Arrays, tokens: _Names, experts: _Names, data: _Names) -> Arrays:
+def _specs(
+    body: Body, placement: Placement, a: BlockArrays, tokens: _Names, experts: _Names, data: _Names
+) -> BlockArrays:
     """PartitionSpecs of the arrays that are there."""
     fc1, fc2 = mlp_placements(placement, body.activation)
     assert fc1 is not None
@@ -86,7 +88,7 @@ def _specs(body: Body, placement: Placement, a: Arrays, tokens: _Names, experts:
         groups, k, n = (one.auto(one.axes_of(letter)) for letter in ("g", "k", "n"))
         return P(experts + groups, k, n)
 
-    specs = Arrays(
+    specs = BlockArrays(
         x=P(tokens),
         mask=P(tokens),
         router=P(),
@@ -118,7 +120,7 @@ def _check_axes(placement: Placement) -> None:
         )
 
 
-def _check_lengths(placement: Placement, a: Arrays, specs: Arrays) -> None:
+def _check_lengths(placement: Placement, a: BlockArrays, specs: BlockArrays) -> None:
     for name, array, spec in _by_name(a, specs):
         for axis, entry in enumerate(spec):
             names = (entry,) if isinstance(entry, str) else entry or ()
@@ -130,7 +132,7 @@ def _check_lengths(placement: Placement, a: Arrays, specs: Arrays) -> None:
                 )
 
 
-def _placed(a: Arrays, specs: Arrays, placement: Placement) -> Arrays:
+def _placed(a: BlockArrays, specs: BlockArrays, placement: Placement) -> BlockArrays:
     """`a` as Explicit axes of a mesh want it; see `octavo_jax.sharding.explicit`."""
     placed_arrays: dict[str, Any] = {
         name: placed(placement.mesh, name, array, spec, tokens=name == "x") for name, array, spec in _by_name(a, specs)
@@ -138,7 +140,7 @@ def _placed(a: Arrays, specs: Arrays, placement: Placement) -> Arrays:
     return a._replace(**placed_arrays)
 
 
-def _by_name(a: Arrays, specs: Arrays) -> list[tuple[str, Any, Any]]:
+def _by_name(a: BlockArrays, specs: BlockArrays) -> list[tuple[str, Any, Any]]:
     """Name, array and PartitionSpec of the plain arrays that are there."""
     triples = zip(a._fields, a, specs, strict=True)
     return [(name, one, spec) for name, one, spec in triples if one is not None and name not in ("seed", "state")]

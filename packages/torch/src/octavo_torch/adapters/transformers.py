@@ -26,7 +26,7 @@ from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.mlp import Extras
+from octavo_torch.mlp.mlp import OptionalOperands
 from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes
 from octavo_torch.moe.moe import moe_mlp
@@ -168,8 +168,8 @@ class ExpertsFunction:
         """`moe_mlp` with adapters."""
 
         def run(rows: Tensor, sizes: Tensor, probs: Tensor) -> Tensor:
-            extras = Extras(probs, first[1], second[1], None if second[1] is None else probs)
-            return run_adapted(rows, first[0], second[0], sizes, extras, call, lora)
+            optional = OptionalOperands(probs, first[1], second[1], None if second[1] is None else probs)
+            return run_adapted(rows, first[0], second[0], sizes, optional, call, lora)
 
         return through_rows(*routed, first[0].shape[0], run, recompute=self.form == "recompute", backend=call.backend)
 

@@ -28,7 +28,11 @@ def bounded_sizes(group_sizes: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Segments:
-    """A partition of the rows. `index` [M] is each row's segment, `count` (the tail's index) how many there may be."""
+    """A partition of the rows.
+
+    index   int64 [M]: the segment of each row; `count` for rows of the tail
+    count   how many segments there may be
+    """
 
     index: Tensor
     count: int
@@ -73,17 +77,19 @@ class RowGroups:
         """int64 [M]: the row's position within its group."""
         return self.row - self.starts[self.safe_group]
 
-    def by_group(self) -> Segments:
-        """One segment a group."""
-        return Segments(self.group, self.count)
-
     def blocks_of(self, size: int) -> tuple[Tensor, Tensor]:
-        """int64 [G]: number of row blocks of each group, and the packed index of its first one."""
+        """Two int64 [G]: the number of row blocks of each group, and the packed index of its first block."""
         number = (self.sizes + (size - 1)) // size
         return number, number.cumsum(0) - number
 
+    def group_of_blocks(self, size: int, count: int) -> Tensor:
+        """int64 [count]: the group of each packed block of `size` rows; the last group for blocks past the last one."""
+        number, first = self.blocks_of(size)
+        block = torch.arange(count, device=self.sizes.device)
+        return torch.searchsorted(first + number, block, right=True).clamp_(max=self.count - 1)
+
     def by_block(self, size: int) -> Segments:
-        """One segment a block of `size` rows, blocks restarting at each group."""
+        """One segment for each block of `size` rows; blocks restart at each group."""
         count = block_bound(self.rows, self.count, size)
         _, first = self.blocks_of(size)
         index = first[self.safe_group] + self.local // size

@@ -102,11 +102,10 @@ def quantize_reference(
             _store(result, direction, *shared)
         return result
     for direction in spec.directions:
-        source, of = flat, groups
+        rows, row_groups = flat, groups
         if direction == "columnwise" and spec.hadamard:
-            of = groups.padded(HADAMARD_SIZE)
-            source = hadamard_rows(padded_rows(flat, groups))
-        plane = quantize_plane(source, of, spec, direction, noise, scale)
+            rows, row_groups = hadamard_rows(padded_rows(flat, groups)), groups.padded(HADAMARD_SIZE)
+        plane = quantize_plane(rows, row_groups, spec, direction, noise, scale)
         codes = plane.codes.view(layout.payload_shape(direction))
         _store(result, direction, codes, _trimmed(plane.scale, layout.scale_shape(direction)), plane.factor)
         del plane
@@ -222,17 +221,16 @@ def _nvfp4_plane(
     spread: Spread,
     draws: Tensor | None,
 ) -> Plane:
-    if units.rows == "each":
-        owner = groups.safe_group
-    else:
-        number, first = groups.blocks_of(int(units.rows))
-        block = torch.arange(amax.shape[0], device=x.device)
-        owner = torch.searchsorted(first + number, block, right=True).clamp_(max=groups.count - 1)
-    encode, decode, _ = nvfp4_scales(amax, group_bits.index_select(0, owner))
+    encode, decode, _ = nvfp4_scales(amax, group_bits.index_select(0, _group_of_units(units, groups, amax.shape[0])))
     _, _, factor = nvfp4_scales(group_bits, group_bits)
     poisoned = poisoned_by(group_bits).index_select(0, groups.safe_group)
     scaled = x * spread(encode)
     return Plane(to_e2m1(scaled, poisoned, draws), decode, factor[:, 0], scaled)
+
+
+def _group_of_units(units: Units, groups: RowGroups, segments: int) -> Tensor:
+    """int64 [segments]: the group of each row segment of the units, which are each row's or each block's."""
+    return groups.safe_group if units.rows == "each" else groups.group_of_blocks(int(units.rows), segments)
 
 
 def _draws(groups: RowGroups, columns: int, direction: Direction, noise: Noise) -> Tensor:
@@ -245,10 +243,10 @@ def _draws(groups: RowGroups, columns: int, direction: Direction, noise: Noise) 
             groups.local[:, None], block, group[:, None], operand=noise.operand, stream=0, seed=noise.seed
         )
         return draws.flatten(1)[:, :columns]
-    number, first = groups.blocks_of(size)
+    _, first = groups.blocks_of(size)
     segments = groups.by_block(size)
     panel = torch.arange(segments.count, device=group.device)
-    owner = torch.searchsorted(first + number, panel, right=True).clamp_(max=groups.count - 1)
+    owner = groups.group_of_blocks(size, segments.count)
     draws = block_draws(
         torch.arange(columns, device=group.device),
         (panel - first[owner])[:, None],
@@ -299,13 +297,7 @@ def plane_values(
     decode = _decoded(scale)
     decode = decode.reshape(decode.numel() // max(widths, 1), widths)
     if factor is not None:
-        if units.rows == "each":
-            owner = groups.safe_group
-        else:
-            number, first = groups.blocks_of(int(units.rows))
-            block = torch.arange(decode.shape[0], device=codes.device)
-            owner = torch.searchsorted(first + number, block, right=True).clamp_(max=groups.count - 1)
-        decode = decode * factor.index_select(0, owner)[:, None]
+        decode = decode * factor.index_select(0, _group_of_units(units, groups, decode.shape[0]))[:, None]
     return canonical_nan(from_codes(codes) * Spread(units, groups, columns)(decode))
 
 

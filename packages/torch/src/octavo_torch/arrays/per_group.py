@@ -92,6 +92,12 @@ def leaves_of(value: Weights) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
+def are_same(value: Weights | None, other: Weights) -> bool:
+    """Whether both consist of the very same tensors, in the same order; False for None."""
+    ours, theirs = () if value is None else leaves_of(value), leaves_of(other)
+    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))
+
+
 def version_of(value: Weights) -> int | None:
     """A number that grows with every change in place; 0 for tensors of a compiler's trace.
 

@@ -155,7 +155,7 @@ def zeros_for(leaves: Sequence[Tensor]) -> ZeroGradient:
 
 
 def cast_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
-    """`grad` in `dtype`; zeros that nobody has written are such zeros again, which a cast by torch would write."""
+    """`grad` in `dtype`. A ZeroGradient that has not been written stays one; torch's own cast would allocate it."""
     if grad.dtype is dtype:
         return grad
     if isinstance(grad, ZeroGradient) and not grad.is_written:

@@ -18,7 +18,7 @@ from octavo_torch.arrays.sizes import all_rows
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.functional import explain_linear
-from octavo_torch.linear.grouped import Rows
+from octavo_torch.linear.grouped import InputRows
 from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.quantized_operands import quantize_input
@@ -91,7 +91,7 @@ class Linear(LinearModule, nn.Linear):
 
     def forward(
         self,
-        x: Rows,
+        x: InputRows,
         *,
         weight: QuantizedWeight | None = None,
         out: Tensor | None = None,

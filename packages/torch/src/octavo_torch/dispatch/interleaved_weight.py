@@ -1,8 +1,8 @@
-"""Functions of plans that take and return an interleaved weight: [G, 2 F, K], gate and up rows in turns, in blocks.
+"""Adapts a plan's functions to an interleaved weight [G, 2 F, K], in which blocks of gate rows and up rows alternate.
 
-Where the backend serves such blocks, its own functions read and write the weight as it lies. Elsewhere they are
-composed: the weight is copied into two halves first, the gate half and then the up half, and a gradient is interleaved
-afterwards. Either way codes are of the halves, and the bits are the same.
+If the backend serves such blocks, its own functions read and write the weight as it lies. Otherwise they are composed:
+the weight is copied first, the gate half followed by the up half, and a gradient is interleaved afterwards. Either way
+codes are of the two halves, and the bits are the same.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from octavo_torch.dispatch.transposed_weight import GemmFunction, Operand, Quant
 
 
 def quantizer_in_turns(plan: QuantizePlan | None, block: int, weight: Weight) -> AnyBoundQuantize | None:
-    """The backend's quantizer of such weights, whose matrices are as `weight` says; None where it has none."""
+    """The backend's own quantizer of weights in such blocks, in the order `weight`; None if it has none."""
     if plan is None or not block or plan.bound.interleaved is None:
         return None
     return plan.bound.interleaved(block, weight)
 
 
-def wgrad_in_turns(plan: WgradPlan, block: int, left: int) -> WgradPlan | None:
-    """The plan of the backend's gradient of such weights; None where it has none, or none that leaves multiprocessors
-    to others where `left` asks for that."""
+def wgrad_in_turns(plan: WgradPlan, block: int, left_free: int) -> WgradPlan | None:
+    """The plan with the backend's own gradient of weights in such blocks; None if it has none, or none that can leave
+    `left_free` multiprocessors unused."""
     if not block or plan.bound.interleaved is None:
         return None
     bound = plan.bound.interleaved(block)
-    return None if bound is None or (left and bound.limited is None) else replace(plan, bound=bound)
+    return None if bound is None or (left_free and bound.limited is None) else replace(plan, bound=bound)
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Composes functions of such weights from functions of their halves.
+    """Composes functions of an interleaved weight from functions of its halves.
 
-    block      rows that stay together
-    exchange   the backend's, for `to_halves` and `from_halves`; None: torch's operations
+    block      how many gate rows, and how many up rows, follow each other
+    exchange   the backend's function for `to_halves` and `from_halves`; None: torch's operations
     """
 
     block: int
@@ -54,7 +54,7 @@ class Turns:
         return to_halves(w, self.block, self.exchange)
 
     def reading(self, run: GemmFunction) -> GemmFunction:
-        """`run`, fprop or dgrad; codes are of the halves already."""
+        """fprop or dgrad, by `run` of the halves; codes are of the halves already."""
 
         @wraps(run)
         def composed(rows: Operand, w: Operand, sizes: Sizes, /, **how: object) -> Tensor:
@@ -63,7 +63,7 @@ class Turns:
         return cast(GemmFunction, composed)
 
     def writing(self, run: GemmFunction) -> GemmFunction:
-        """`run`, wgrad; with `out`, the sum of an accumulating one too, the bits are those of the halves'."""
+        """wgrad, by `run` of the halves. Each element has the bits that `run` computes, also where it adds to `out`."""
 
         @wraps(run)
         def composed(
@@ -78,7 +78,7 @@ class Turns:
         return cast(GemmFunction, composed)
 
     def quantizing(self, run: QuantizerFunction) -> QuantizerFunction:
-        """`run`, a quantizer in any of its forms."""
+        """A quantizer, by `run` of the halves, which is any function of a BoundQuantize."""
 
         @wraps(run)
         def composed(w: Tensor, sizes: None = None, /, **how: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,7 +11,6 @@ from torch import Tensor
 
 import octavo_registry as registry
 from octavo import Recipe
-from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand, Orientation
 from octavo.recipe_base import Gemm
@@ -19,26 +18,19 @@ from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
 from octavo_registry.contract.moves import TokenRows
-from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, QuantizeInto, QuantizeWithAmax
+from octavo_registry.contract.quantize import QuantizeInto, QuantizeWithAmax
 from octavo_registry.contract.request import GemmRequest, QuantizeRequest
 from octavo_registry.contract.weights import readers
-from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan, WgradPlan
+from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
 from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.dispatch.interleaved_weight import Turns, quantizer_in_turns, wgrad_in_turns
+from octavo_torch.dispatch.layer_functions import LayerFunctions, QuantizeFunction, QuantizerFunctions
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
-from octavo_torch.dispatch.room import within
-from octavo_torch.dispatch.rounded import is_composed
-from octavo_torch.dispatch.transposed_weight import (
-    QuantizerFunction,
-    quantizing_transposed,
-    reading_transposed,
-    writing_transposed,
-)
+from octavo_torch.dispatch.rounded import is_composed, plan_layer
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
@@ -62,7 +54,6 @@ Rows = Matrix | TokenRows[Tensor]
 FpropFunction = Fprop[Tensor, Rows]
 DgradFunction = Dgrad[Tensor, Rows]
 WgradFunction = Wgrad[Tensor, Rows]
-QuantizeFunction = Quantize[Tensor, GroupedTensor]
 
 
 class Layer:
@@ -76,11 +67,12 @@ class Layer:
     with_amax   the quantizers that also return the amax of each group, by operand, where the backend has them
     w_into      writes w's codes over an earlier result's, where the backend has that
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
-    weight      how w lies in memory; `w_order` how the plans take it. Everything here is given w as [G, N, K]; codes of
-                it are of matrices in the plans' order
+    stored_order  the order of w's axes in memory: "nk" for [G, N, K], "kn" for a view of [G, K, N]
+    w_order     the order in which the plans take w, and of which its codes are. The functions here take [G, N, K]
+                whatever the orders are
     w_planes    the fields of w's codes that fprop and dgrad read
-    block       of a layer from `interleaved`: how many gate and how many up rows take turns; 0: none do
-    left        of a layer from `leaving`: multiprocessors that its GEMMs leave to others; 0: none
+    block       of a layer from `interleaved`: how many gate rows, and how many up rows, follow each other; else 0
+    left_free   of a layer from `leaving`: multiprocessors that its GEMMs do not use; else 0
     """
 
     __slots__ = (
@@ -96,7 +88,7 @@ class Layer:
         "fprop",
         "graph_safe",
         "groups",
-        "left",
+        "left_free",
         "need_dw",
         "need_dx",
         "needs_more",
@@ -115,12 +107,12 @@ class Layer:
         "row_dtype",
         "stateful",
         "stochastic_forward",
+        "stored_order",
         "token",
         "w_into",
         "w_layouts",
         "w_order",
         "w_planes",
-        "weight",
         "weight_shape",
         "wgrad",
         "whole",
@@ -142,19 +134,19 @@ class Layer:
         register_constants()
         self.token = registry.state_token()
         self.recipe, self.dtype, self.device = recipe, x.dtype, x.device
-        self.weight_shape, self.weight = tuple(map(int, w.shape)), order_of(w)
+        self.weight_shape, self.stored_order = tuple(map(int, w.shape)), order_of(w)
         self.need_dx, self.need_dw, self.backend = need_dx, need_dw, backend
         self.groups, self.columns = int(w.shape[0]), int(w.shape[2])
         self.at_host, self.graph_safe = at_host, graph_safe
         self.on_cpu = x.device.type == "cpu"
         self.stateful = recipe.stateful
         request = self._fprop_request()
-        plan = self.plan = _planned(request, backend, recipe.wgrad_dtype or request.in_dtype)
+        plan = self.plan = plan_layer(request, backend, recipe.wgrad_dtype or request.in_dtype)
         self.row_dtype = DTYPES[request.out_dtype]
         self.w_order: Weight = plan.fprop.request.weight
         directions = dict(zip(readers("w", self.w_order), PLANES_OF.values(), strict=True))
         self.w_planes = WeightPlanes(directions["fprop"], directions["dgrad"])
-        self.block = self.left = 0
+        self.block = self.left_free = 0
         self._set_gemms()
         self.w_layouts = _read_layouts(plan.quantize_w)
         self.x_layouts = plan.quantize_x.request.layouts if plan.quantize_x else None
@@ -197,64 +189,34 @@ class Layer:
             sizes="host" if self.at_host else "device",
             graph_safe=self.graph_safe,
             training=self.need_dx or self.need_dw,
-            weight=self.weight,
+            weight=self.stored_order,
         )
 
+    @property
+    def _functions(self) -> LayerFunctions:
+        return LayerFunctions(self.w_order, self.block, self.interleave_halves, self.device, self.left_free)
+
     def _set_gemms(self) -> None:
-        plan = self.plan
-        self.fprop: FpropFunction = self._reading(plan.fprop)
-        self.dgrad: DgradFunction | None = self._reading(plan.dgrad) if self.need_dx and plan.dgrad else None
-        self.wgrad: WgradFunction | None = self._writing(plan.wgrad) if self.need_dw and plan.wgrad else None
-
-    def _reading(self, plan: GemmPlan) -> Callable[..., Tensor]:
-        run = self._limited(plan)
-        run = reading_transposed(run) if self.w_order == "kn" else run
-        return self._turns.reading(run) if self.block else run
-
-    def _writing(self, plan: WgradPlan) -> Callable[..., Tensor]:
-        own = wgrad_in_turns(plan, self.block, self.left)
-        run = self._limited(plan if own is None else own)
-        run = writing_transposed(run) if self.w_order == "kn" else run
-        return self._turns.writing(run) if self.block and own is None else run
-
-    def _limited(self, plan: GemmPlan) -> Callable[..., Tensor]:
-        return within(plan, self.device, self.left) if self.left else plan.run
+        plan, of = self.plan, self._functions
+        self.fprop: FpropFunction = of.reading(plan.fprop)
+        self.dgrad: DgradFunction | None = of.reading(plan.dgrad) if self.need_dx and plan.dgrad else None
+        self.wgrad: WgradFunction | None = of.writing(plan.wgrad) if self.need_dw and plan.wgrad else None
 
     def _set_quantizers(self) -> None:
-        own = quantizer_in_turns(self.quantizers.get("w"), self.block, self.w_order)
+        found: dict[Operand, QuantizerFunctions] = {
+            operand: self._functions.quantizing(plan) if operand == "w" else QuantizerFunctions.of(plan.bound)
+            for operand, plan in self.quantizers.items()
+        }
         self.quantize_x: QuantizeFunction | None
         self.quantize_w: QuantizeFunction | None
         self.quantize_dy: QuantizeFunction | None
         self.quantize_x, self.quantize_w, self.quantize_dy = (
-            self._quantizing(operand, own, lambda bound: bound.run) for operand in OPERANDS
+            found[operand].run if operand in found else None for operand in OPERANDS
         )
-        found = {operand: self._quantizing(operand, own, lambda bound: bound.with_amax) for operand in OPERANDS}
         self.with_amax: dict[Operand, QuantizeWithAmax[Tensor, GroupedTensor]] = {
-            operand: run for operand, run in found.items() if run is not None
+            operand: functions.with_amax for operand, functions in found.items() if functions.with_amax is not None
         }
-        self.w_into: QuantizeInto[Tensor, GroupedTensor] | None = self._quantizing("w", own, lambda bound: bound.into)
-
-    def _quantizing(
-        self,
-        operand: Operand,
-        own: AnyBoundQuantize | None,
-        part: Callable[[AnyBoundQuantize], QuantizerFunction | None],
-    ) -> QuantizerFunction | None:
-        """One function of the operand's quantizer, which `part` picks; None where the quantizer has none.
-
-        For w it takes [G, N, K] as the caller has it, in whatever order the plan takes it.
-
-        own   the backend's quantizer of interleaved weights; what that lacks is composed
-        """
-        plan = self.quantizers.get(operand)
-        if plan is None or operand != "w":
-            return None if plan is None else part(plan.bound)
-        in_turns = None if own is None else part(own)
-        run = part(plan.bound) if in_turns is None else in_turns
-        if run is None:
-            return None
-        run = quantizing_transposed(run) if self.w_order == "kn" else run
-        return self._turns.quantizing(run) if self.block and in_turns is None else run
+        self.w_into: QuantizeInto[Tensor, GroupedTensor] | None = found["w"].into if "w" in found else None
 
     def _as_it_lies(self, of_fprop: bool, of_dgrad: bool) -> tuple[bool, bool]:
         """What is said of the planes of w that fprop and dgrad read, as said of its rowwise and columnwise planes."""
@@ -265,13 +227,9 @@ class Layer:
         """What takes apart weights whose gate and up rows take turns; None: torch's operations do."""
         return self.plan.fprop.bound.interleave_halves
 
-    @property
-    def _turns(self) -> Turns:
-        return Turns(self.block, self.interleave_halves)
-
     def w_halves(self, w: Tensor) -> Tensor:
-        """`w` as its codes are of it: with the gate half first, where rows take turns."""
-        return self._turns.to_halves(w) if self.block else w
+        """`w` as its codes have it: with the gate half first, where gate and up rows are interleaved."""
+        return self._functions.halves(w)
 
     def takes_tokens(self, operand: Operand) -> bool:
         """Whether the operand's codes are made of tokens where these stand, with no rows of them."""
@@ -321,7 +279,7 @@ class Layer:
         layer = self._leaving.get(multiprocessors)
         if layer is None:
             layer = self._composed()
-            layer.left = multiprocessors
+            layer.left_free = multiprocessors
             layer._set_gemms()
             self._leaving[multiprocessors] = layer
         return layer
@@ -383,23 +341,6 @@ class Layer:
         """The plan of the request for these planes alone."""
         quantizer = request.quantizer.with_orientation(orientation)
         return registry.plan(replace(request, quantizer=quantizer), backend=self.backend)
-
-
-def _planned(request: GemmRequest, backend: BackendNames, wgrad_dtype: DType) -> LayerPlan:
-    """The layer's plans, for w as it lies in memory.
-
-    Except where the backend's own kernels round to MXFP4, but only weights [G, N, K]: then the plans are for a
-    transposed copy, which costs one pass over w; rounding by this package's operations would cost a dozen.
-    """
-    plan = registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
-    if plan.fprop.request.weight == "nk" or not _is_rounded_here(plan):
-        return plan
-    transposed = registry.plan_layer(replace(request, weight="nk"), backend=backend, wgrad_dtype=wgrad_dtype)
-    return plan if _is_rounded_here(transposed) else transposed
-
-
-def _is_rounded_here(plan: LayerPlan) -> bool:
-    return plan.quantize_w is not None and is_composed(plan.quantize_w.bound)
 
 
 def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:

@@ -12,10 +12,9 @@ PrepareFunction = Prepare[Tensor]
 
 
 def shared_prepare(prepares: Iterable[PrepareFunction | None]) -> PrepareFunction | None:
-    """The one function that prepares group sizes for all operations of a call.
+    """The function that prepares group sizes for all operations of a call, if they all have the same one.
 
-    None, for sizes as they are, where the operations do not share one: sizes that one backend has prepared are nothing
-    to another.
+    Else None: the sizes are not prepared, because operations of another backend could not read them.
     """
     first, *others = [*prepares] or [None]
     return first if all(other == first for other in others) else None

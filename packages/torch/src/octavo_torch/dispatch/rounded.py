@@ -1,4 +1,4 @@
-"""Quantizers of weights that are rounded to MXFP4 first, over any backend's quantizer of blocks."""
+"""Weights that are rounded to MXFP4 before they are quantized in blocks: the quantizer, and the plan of a layer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import octavo_registry as registry
 from octavo import GroupedTensorSpec, QuantizerSpec
+from octavo.formats import DType
 from octavo_registry.contract.quantize import BoundQuantize
+from octavo_registry.contract.request import GemmRequest
+from octavo_registry.dispatch.layer_plan import LayerPlan
 from octavo_torch.arithmetic import operators
+from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.memo import Bounded
@@ -35,6 +40,23 @@ def rounding_first(bound: Bound, spec: QuantizerSpec) -> Bound:
 def is_composed(bound: Bound) -> bool:
     """Whether `bound` rounds by this package's operations; else its own kernels do, where its quantizer says so."""
     return isinstance(bound.run, _RoundingFirst)
+
+
+def plan_layer(request: GemmRequest, backend: BackendNames, wgrad_dtype: DType) -> LayerPlan:
+    """The registry's plan of a layer, for w in the order in which it lies in memory.
+
+    The exception is a w [G, K, N] that this package's operations would round to MXFP4, in a dozen passes over w, where
+    the backend's kernels round [G, N, K] themselves: that plan is for a transposed copy, which costs one pass.
+    """
+    plan = registry.plan_layer(request, backend=backend, wgrad_dtype=wgrad_dtype)
+    if plan.fprop.request.weight == "nk" or not _is_rounded_here(plan):
+        return plan
+    transposed = registry.plan_layer(replace(request, weight="nk"), backend=backend, wgrad_dtype=wgrad_dtype)
+    return plan if _is_rounded_here(transposed) else transposed
+
+
+def _is_rounded_here(plan: LayerPlan) -> bool:
+    return plan.quantize_w is not None and is_composed(plan.quantize_w.bound)
 
 
 class _RoundingFirst:

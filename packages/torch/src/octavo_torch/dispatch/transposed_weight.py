@@ -1,7 +1,7 @@
-"""Functions of plans that take a weight as it lies in memory, for callers to whom it is [G, N, K].
+"""Adapts a plan's functions of a weight [G, K, N] to callers that have it as [G, N, K], a view of the same memory.
 
-A weight that is a view of matrices [G, K, N] is read in place where the backend takes that: its plans see those, and
-return dw as such, of which the caller gets a view.
+Where the backend takes such weights, its functions read the matrices [G, K, N] in place, and return dw as [G, K, N], of
+which the caller gets a view.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QuantizerFunction = TypeVar("QuantizerFunction", bound=Callable[..., object])
 
 
 def reading_transposed(run: GemmFunction) -> GemmFunction:
-    """`run`, fprop or dgrad of a weight [G, K, N], of one [G, N, K]; codes are those of the matrices in memory."""
+    """fprop or dgrad of a weight [G, N, K], by `run` of [G, K, N]; codes are of the matrices [G, K, N] already."""
 
     @wraps(run)
     def transposed(rows: Operand, w: Operand, sizes: Sizes, /, **how: object) -> Tensor:
@@ -32,7 +32,7 @@ def reading_transposed(run: GemmFunction) -> GemmFunction:
 
 
 def writing_transposed(run: GemmFunction) -> GemmFunction:
-    """`run`, wgrad to [G, K, N], to [G, N, K]: a view of what it returns, or the caller's `out`."""
+    """wgrad that returns [G, N, K], by `run` that returns [G, K, N]: a view of its result, or the caller's `out`."""
 
     @wraps(run)
     def transposed(
@@ -47,7 +47,7 @@ def writing_transposed(run: GemmFunction) -> GemmFunction:
 
 
 def quantizing_transposed(run: QuantizerFunction) -> QuantizerFunction:
-    """`run`, a quantizer of matrices [G, K, N] in any of its forms, of a weight [G, N, K]."""
+    """A quantizer of a weight [G, N, K], by `run` of [G, K, N], which is any function of a BoundQuantize."""
 
     @wraps(run)
     def transposed(w: Tensor, sizes: None = None, /, **how: object) -> object:

@@ -20,7 +20,8 @@ from octavo_torch.arrays.zero_gradient import cast_gradient
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, QuantizeFunction, Rows, WgradFunction
+from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, Rows, WgradFunction
+from octavo_torch.dispatch.layer_functions import QuantizeFunction
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
@@ -29,27 +30,27 @@ from octavo_torch.scaling.seeds import SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 RowValues = Tensor | TokenRows[Tensor]
-"""Rows in high precision, or tokens whose rows, or the codes of whose rows, a GEMM gathers."""
+"""Rows in high precision, or tokens from which a GEMM gathers its rows, or the codes of its rows."""
 
-Given = TypeVar("Given", bound=RowValues)
+AnyRows = TypeVar("AnyRows", bound=RowValues)
 
 
-def draw_in_forward(call: Call) -> int | Tensor | None:
-    """The seed with which forward rounds; None where nothing is rounded stochastically."""
+def forward_seed(call: Call) -> int | Tensor | None:
+    """The seed with which the forward rounds; None if it rounds nothing stochastically."""
     if not call.layer.stochastic_forward:
         return None
     return call.seed.current() if isinstance(call.seed, SeedCounter) else call.seed
 
 
-def draw_in_backward(call: Call) -> int | Tensor | None:
-    """The seed with which gradients are rounded; a SeedCounter moves on."""
+def backward_seed(call: Call) -> int | Tensor | None:
+    """The seed with which the backward rounds gradients. A SeedCounter advances: call this once per backward."""
     return call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
 
 
 def quantize_operand(
     call: Call, run: QuantizeFunction, operand: Operand, value: Tensor, seed: int | Tensor | None
 ) -> GroupedTensor:
-    """`value` quantized by `run`; with delayed scaling its amax is recorded and its scale comes from the state."""
+    """`value` quantized by `run`. With delayed scaling, its scale is the state's, and its amax is recorded there."""
     sizes, state, offset = None if operand == "w" else call.sizes, call.state, call.group_offset
     if state is None:
         return run(value, sizes, seed=seed, operand=operand, group_offset=offset)
@@ -65,24 +66,27 @@ def quantize_operand(
 
 
 def run_forward(
-    call: Call, seed: int | Tensor | None, x: Given, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
-) -> tuple[Tensor, Given | GroupedTensor, Matrix]:
-    """The layer's product of x [M, K] and w [G, N, K], each quantized first where the call has no codes of it.
+    call: Call, seed: int | Tensor | None, x: AnyRows, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
+) -> tuple[Tensor, AnyRows | GroupedTensor, Matrix]:
+    """The layer's product of x [M, K] and w [G, N, K], each of which is quantized first unless the call has its codes.
 
-    Returns y [M, N], and x and w as backward saves them: quantized where a GEMM reads codes.
-    Of an x whose codes the call has, the values are read only where the fprop slot is high precision. Rows of tokens
-    are for a layer that `gathers` them, and come back as they are.
+    Returns y [M, N], and then x and w as the backward saves them: quantized if a GEMM reads codes.
+
+    If the call has codes of x, the values of x are read only by a high-precision fprop. TokenRows are for a layer that
+    `gathers` them, and are returned as they are.
     """
     rows, matrices = read_operands(call, seed, x, w)
     return product(call, call.layer.fprop, (x, w), (rows, matrices), bias, bias_scales), rows, matrices
 
 
-def read_operands(call: Call, seed: int | Tensor | None, x: Given, w: Tensor) -> tuple[Given | GroupedTensor, Matrix]:
-    """x and w as `run_forward` returns them."""
+def read_operands(
+    call: Call, seed: int | Tensor | None, x: AnyRows, w: Tensor
+) -> tuple[AnyRows | GroupedTensor, Matrix]:
+    """x and w, quantized where a GEMM reads codes: see `run_forward`."""
     layer = call.layer
     if call.probe is not None and isinstance(x, Tensor):
         _count_operands(call, call.probe, x, w)
-    rows: Given | GroupedTensor = x if call.x_codes is None else call.x_codes
+    rows: AnyRows | GroupedTensor = x if call.x_codes is None else call.x_codes
     matrices: Matrix = w if call.w_codes is None else call.w_codes
     if layer.quantize_x is not None and call.x_codes is None and isinstance(x, Tensor):
         rows = quantize_operand(call, layer.quantize_x, "x", x, seed)
@@ -99,13 +103,17 @@ def product(
     bias: Tensor | None,
     bias_scales: Tensor | None,
 ) -> Tensor:
-    """y [M, N] by `fprop`, of x and w as they are or as `read_operands` returned them, whichever the layer's reads."""
+    """y [M, N] by `fprop`, which multiplies either `values` or `read`, depending on the recipe's fprop slot.
+
+    values   x and w in high precision
+    read     the same as `read_operands` returned them
+    """
     left, right = read if call.layer.quantized_fprop else values
     return fprop(left, right, call.sizes, bias=bias, bias_scales=bias_scales, out=call.out)
 
 
 def _count_operands(call: Call, probe: Probe, x: Tensor, w: Tensor) -> None:
-    """Count what forward has values of: of an x and a weight that are codes alone there are none."""
+    """Count the operands that the forward has values of. An x or a weight that is codes alone has none."""
     if call.x_codes is None:
         probe.record("x", x, call.sizes, call.state)
     if type(w) is not CodedWeight:
@@ -113,10 +121,10 @@ def _count_operands(call: Call, probe: Probe, x: Tensor, w: Tensor) -> None:
 
 
 class Saved:
-    """Where an operand's saved tensors stand in ctx.saved_tensors, and how to put it together again.
+    """Where the tensors of one operand are in ctx.saved_tensors, and how the operand is rebuilt of them.
 
-    own      the call has made the codes, and nobody else reads them
-    planes   those that are kept of a quantized operand
+    own      whether the call has made the codes, so that it may free them
+    planes   the planes that are kept of a quantized operand
     """
 
     def __init__(
@@ -136,32 +144,33 @@ class Saved:
             tensors.append(value)
 
     def load(self, tensors: Sequence[Tensor]) -> Matrix:
-        """The operand: unquantized, or with the planes that were kept."""
+        """The operand, rebuilt: unquantized, or with the planes that were kept."""
         if self.spec is None:
             return tensors[self.start]
         sizes, *planes = tensors[self.start : self.start + 1 + len(self.planes)]
         return GroupedTensor(self.spec, sizes, **dict(zip(self.planes, planes, strict=True)))
 
     def free(self, tensors: Sequence[Tensor]) -> None:
-        """Gives back the memory of codes that the call has made, see `free_saved`."""
+        """Frees the memory of the codes if the call has made them: see `free_saved`."""
         if self.own and self.spec is not None:
             free_saved(tensors[self.start + 1])
 
 
 def may_free(dy: Tensor) -> bool:
-    """True where what the running backward has read is read by no later one: it was not asked to retain the graph."""
+    """Whether the running backward may free what it has read: it was not asked to retain the graph for a later one."""
     return is_plain(dy) and not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def free_saved(tensor: Tensor) -> None:
-    """Gives a saved tensor's memory back before its node ends, until when autograd keeps the tensor itself."""
+    """Frees a saved tensor's memory at once. Autograd would keep it until the node ends."""
     tensor.data = tensor.new_empty(0)
 
 
 class Context(AutogradContext, Protocol):
     """autograd's ctx of a grouped layer.
 
-    dtypes   of forward's last inputs, those that take a gradient; None for one that is absent
+    dtypes   the dtype of each input of forward that may take a gradient, which are its last ones; None for an input
+             that is absent
     """
 
     dtypes: Sequence[torch.dtype | None]
@@ -169,7 +178,7 @@ class Context(AutogradContext, Protocol):
 
 
 class LinearContext(Context, Protocol):
-    """x and w are there where backward reads them."""
+    """`x` and `w` are set only if the backward reads them."""
 
     call: Call
     x: Saved
@@ -177,11 +186,11 @@ class LinearContext(Context, Protocol):
 
 
 class GroupedLinearFunction(FirstOrderFunction):
-    """grouped_linear with gradients of x, weight, bias and bias_scales; each is computed only where it is asked for.
+    """grouped_linear with gradients of x, weight, bias and bias_scales, of which only those asked for are computed.
 
-    Saves the codes of x and of the weight that wgrad and dgrad read (the unquantized tensor where the slot is high
-    precision), bias and bias_scales where the other one's gradient needs them, and the sizes unless a backend has
-    prepared them.
+    Saved are the operands that wgrad and dgrad read (codes of x and of the weight, or the tensor itself for a
+    high-precision slot); bias and bias_scales, if there are both, since the gradient of each needs the other; and the
+    sizes, unless a backend has prepared them.
     """
 
     @staticmethod
@@ -195,9 +204,9 @@ class GroupedLinearFunction(FirstOrderFunction):
         bias_scales: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [M, N], which is `out` where that is given; `anchor` is a DelayedWgrad's."""
+        """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
         layer = call.layer
-        y, rows, matrices = run_forward(call, draw_in_forward(call), x, weight, bias, bias_scales)
+        y, rows, matrices = run_forward(call, forward_seed(call), x, weight, bias, bias_scales)
         call.release()
         tensors = [caller_sizes(call.sizes), None, None]
         if bias_scales is not None:
@@ -238,7 +247,7 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
         if call.probe is not None:
             call.probe.record("dy", dy, sizes, call.state)
         if layer.quantize_dy is not None:
-            codes = quantize_operand(call, layer.quantize_dy, "dy", dy, draw_in_backward(call))
+            codes = quantize_operand(call, layer.quantize_dy, "dy", dy, backward_seed(call))
         if need_x and layer.dgrad is not None:
             rows = codes if layer.quantized_dgrad else dy
             if call.grad_input is not None:
@@ -251,9 +260,9 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
 
 
 def caller_sizes(sizes: Sizes) -> Tensor | None:
-    """What autograd saves of a call's sizes, so that a change in place is detected.
+    """The sizes that autograd saves, so that it detects if the caller changes them in place before the backward.
 
-    Nothing of prepared ones, which are the call's own: the caller's may change before backward, these do not.
+    None if the sizes are prepared: those are the call's own, and nobody changes them.
     """
     return sizes if isinstance(sizes, Tensor) else None
 
@@ -272,9 +281,9 @@ def cast_gradients(grads: Sequence[Tensor | None], dtypes: Sequence[torch.dtype 
 
 
 def check_grad_input(grad_input: Tensor, dy: Tensor) -> None:
-    """ValueError where dx would be written over dy, which is being read.
+    """ValueError if dx would overwrite dy, which the GEMM reads.
 
-    Bumps grad_input's version, so that references that autograd has saved are detected.
+    Also bumps grad_input's version, so that autograd detects a backward that still needs its old values.
     """
     if share_memory(grad_input, dy):
         raise ValueError("grad_input shares memory with y's gradient, which backward reads; give a buffer of its own")
@@ -285,7 +294,7 @@ def check_grad_input(grad_input: Tensor, dy: Tensor) -> None:
 def weight_gradient(
     call: Call, wgrad: WgradFunction, x: Rows, dy: Rows, sizes: Sizes, owner: object = None
 ) -> Tensor | None:
-    """dw, or what stands for it where it goes to the call's target: see WgradTarget.put.
+    """dw; or, if the call has a target, what autograd gets in its place: see WgradTarget.put.
 
     owner   see DelayedWgrad.postpone; None: the call
     """
@@ -295,14 +304,14 @@ def weight_gradient(
 
 
 def needed_gradients(ctx: Context, needs: Sequence[bool], dy: Tensor) -> list[bool]:
-    """`needs` of forward's last inputs, less those that this backward leaves out.
+    """Which of forward's last inputs this backward computes a gradient for.
 
-    needs_input_grad says which inputs require a gradient; torch.autograd.grad may ask for some of them alone.
+    `needs`, from ctx.needs_input_grad, says which of them require one; torch.autograd.grad may ask for fewer.
     """
-    # a backward that runs computes something
+    # a node runs only if something of it is needed
     if not is_plain(dy) or sum(needs) == 1:
         return list(needs)
-    # inputs that are no tensors have no edge
+    # only tensors have an edge
     tensors = [dtype for dtype in ctx.dtypes if dtype is not None]
     edges = iter(ctx.next_functions[-len(tensors) :])
     needed = []
@@ -315,7 +324,7 @@ def needed_gradients(ctx: Context, needs: Sequence[bool], dy: Tensor) -> list[bo
 def _will_run(node: Node) -> bool:
     try:
         return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # torch.autograd.grad was asked for this very leaf
+    except RuntimeError:  # the node is a leaf that torch.autograd.grad was asked for
         return True
 
 

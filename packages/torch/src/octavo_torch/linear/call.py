@@ -1,4 +1,4 @@
-"""Call: the one value that a call of a grouped layer is, from the public function to its backward."""
+"""Call: everything about one call of a grouped layer but its operands, from the public function to its backward."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ WholePasses: TypeAlias = WholeLayer[Tensor, DelayedState]
 
 
 class Adapter(ABC):
-    """What is added to the result of a grouped layer, made of the rows that the layer reads."""
+    """Computes, from the rows that a grouped layer reads, what is added to the layer's result."""
 
     @abstractmethod
     def delta(self, x: Tensor, group_sizes: GroupSizes | None, interleave: int = 0) -> Tensor:
         """[M, N] of rows x [M, K] in high precision; zeros past the sum of the sizes.
 
-        interleave   b: the weight has b gate and b up rows in turns, and the result's gate columns come first; 0: the
-                     columns are in the weight's order
+        interleave   b: b gate rows and b up rows alternate in the layer's weight, and in the result all gate columns
+                     come first; 0: the result's columns are in the order of the weight's rows
         """
 
     def added_to(self, y: Tensor, x: Tensor, group_sizes: GroupSizes | None, interleave: int = 0) -> Tensor:
@@ -71,19 +71,19 @@ class Options:
 class Call(Options):
     """One call of one layer: its options, and what `apply` resolves before the forward runs.
 
-    interleave  rows of a block where gate and up rows take turns in the weight whose codes the call has, which are of
-              the two halves; 0: none do
-    output_dtype  of y in the place of the recipe's; "x": x's. Codes are those of the recipe
-    probe     counts what the quantizers do to this call's operands; None: not observed
-    layers    where the caller's layers are remembered; None: with those of all functional calls
+    interleave  b: b gate rows and b up rows alternate in the weight, and its codes, if the call has them, are of the
+              gate half followed by the up half; 0: they do not alternate
+    output_dtype  replaces the recipe's, and changes no codes; "x": x's dtype; None: the recipe's
+    probe     counts what the quantizers do to this call's operands; None: nobody observes the call
+    layers    remembers the layers that the caller has resolved; None: those of functional calls
     layer     the resolved layer
     sizes     int [G], or what `layer.prepare` returned for them
     x_codes   the codes of an x that was quantized before the call
     w_codes   the codes of a weight that was quantized before the call
-    w_made    the codes that the call has made of its weight ahead of the product
+    w_made    codes of the weight that the call has made before its product starts
     target    where the weight's gradient goes; None: to autograd
-    whole     the layer's passes, of a call that runs whole
-    context   what the whole forward passes to the backward in addition to tensors
+    whole     the passes of a layer that one backend runs whole; only set on that route
+    context   what such a forward passes to its backward in addition to tensors
     """
 
     state: DelayedState | None = None
@@ -102,5 +102,5 @@ class Call(Options):
     context: object = field(default=None, init=False)
 
     def release(self) -> None:
-        """Drops what only forward reads: backward keeps the call alive, and must not keep these."""
+        """Drops what only the forward reads, because backward keeps the call alive."""
         self.out = self.x_codes = self.w_codes = self.w_made = None

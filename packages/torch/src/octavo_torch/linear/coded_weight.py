@@ -1,4 +1,4 @@
-"""CodedWeight: a weight of which codes exist and high-precision values do not; and what a call takes of a parameter."""
+"""CodedWeight: a weight of which codes exist and high-precision values do not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec, Recipe
@@ -16,13 +15,11 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor, check_planes, first_of_same, with_planes
 from octavo_torch.arrays.interleaving import check_stored_interleave, to_halves
 from octavo_torch.arrays.operands import check_layout
-from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.quantizers.functional import quantize
 
-_IN_FEATURES = 2
 _aten = torch.ops.aten
 _SAME = {
     _aten.detach.default,
@@ -204,28 +201,3 @@ def _rebuilt(
 
 
 torch.serialization.add_safe_globals([_rebuilt])
-
-
-def operands_of(
-    weight: Weights | QuantizedWeight, bias: Weights | None
-) -> tuple[Weights | QuantizedWeight, Weights | None]:
-    """A layer's parameters as a call takes them: local shards of DTensors, a CodedWeight as a QuantizedWeight."""
-    if isinstance(bias, DTensor):
-        bias = bias_of(bias, weight)
-    if isinstance(weight, DTensor):
-        weight = weight.to_local()
-    return weight.quantized() if isinstance(weight, CodedWeight) else weight, bias
-
-
-def bias_of(bias: DTensor, weight: object) -> Tensor:
-    """The local shard of a bias.
-
-    Where in-features are sharded, the ranks' results are summed: there the bias is zero on all ranks but the first.
-    """
-    shards = weight.placements if isinstance(weight, DTensor) and weight.device_mesh == bias.device_mesh else ()
-    summed = [axis for axis, placement in enumerate(shards) if placement.is_shard(_IN_FEATURES)]
-    grads = [Partial() if axis in summed else placement for axis, placement in enumerate(bias.placements)]
-    local = bias.to_local(grad_placements=grads)
-    if any(bias.device_mesh.get_local_rank(axis) for axis in summed):
-        return local.masked_fill(torch.ones((), dtype=torch.bool, device=local.device), 0)
-    return local

@@ -1,4 +1,4 @@
-"""Calls inside torch.autocast and torch.func's transforms, which a layer's own autograd knows nothing of."""
+"""Calls inside torch.autocast and torch.func's transforms, which the autograd functions of layers do not see."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ LAYER = Subject(
 autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
-def are_any() -> bool:
-    """Whether there is a context to ask `matters` about. The path of every call has this condition in its own line."""
+def any_active() -> bool:
+    """Whether the call is inside any context, so that `concerns` has to be asked. `linear.grouped.apply` has this
+    condition inline, because it runs in every call."""
     return autocast_anywhere() or transforms_active() or is_jit_tracing() or dispatch_modes() > 0
 
 
-def matters(x: object) -> bool:
-    """True where a call with these rows goes through `run`: in a transform, or with autocast on for x's device.
+def concerns(x: object) -> bool:
+    """Whether a call with the rows `x` has to go through `run`: in a transform, and with autocast on for x's device.
 
-    Raises NotImplementedError where a recorder would write down a call without what its kernels do.
+    Raises NotImplementedError inside a recorder, which would record the call without what its kernels do.
     """
     check_not_recorded(x)
     if transforms_active():
@@ -60,9 +61,10 @@ def matters(x: object) -> bool:
 
 
 def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:
-    """`function(**operands)`: with x and weights in autocast's dtype and autocast off, or as transforms take it.
+    """`function(**operands)` as the active context needs it: see `transformed`; or, with autocast on, with x and the
+    weights in autocast's dtype, and with autocast off inside of the call.
 
-    operands   of the call, by name; x is cast, and a weight becomes a CastWeight
+    operands   of the call, by name; in autocast x is cast, and a weight becomes a CastWeight
     """
     if transforms_active():
         return transformed(function, operands, LAYER)
@@ -73,26 +75,25 @@ def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tens
 
 
 def run_backward(backward: Callable[[C, Tensor], list[Tensor | None]], ctx: C, dy: Tensor) -> list[Tensor | None]:
-    """`backward(ctx, dy)` with autocast off: it has chosen its dtypes already.
+    """`backward(ctx, dy)` with autocast off, because the forward has chosen the dtypes already.
 
-    Raises NotImplementedError for many gradients at once (`is_grads_batched` of torch.autograd.grad), as no kernel
-    takes them.
+    Raises NotImplementedError for a batch of gradients (`is_grads_batched` of torch.autograd.grad): no kernel takes it.
     """
     try:
         if not autocast_anywhere():
             return backward(ctx, dy)
         with torch.autocast(dy.device.type, enabled=False):
             return backward(ctx, dy)
-    except RuntimeError as error:  # asked here, not before: to ask costs as much as a launch's arguments
+    except RuntimeError as error:  # only now, because is_batched costs as much as a launch's arguments
         if is_batched(dy):
             raise no_transform("vmap", LAYER) from error
         raise
 
 
-def in_place(state: S) -> S:
-    """`state` on the tensors that torch.func.grad has wrapped, as it does with every argument of its function.
+def unwrapped_state(state: S) -> S:
+    """`state` with its own tensors in place of the wrappers that torch.func.grad puts around its function's arguments.
 
-    The state takes no part in the derivative: it is read, and changed in place, in its own memory.
+    The state has no derivative, and what a call records has to be written into its own memory.
     """
     if state is None or unwrapped(state.history) is state.history:
         return state
@@ -126,8 +127,8 @@ def _device_of(x: object) -> str:
     return x.device.type if isinstance(x, Tensor | GroupedTensor) else "cpu"
 
 
-class _Again:
-    """A call as a function of the tensors among its operands, however deep these are in tuples and codes."""
+class _RepeatableCall:
+    """A call as a function of the tensors among its operands, however deep they are in tuples and codes."""
 
     def __init__(self, function: Callable[..., Tensor], operands: Mapping[str, object], subject: Subject) -> None:
         known = {
@@ -153,51 +154,51 @@ def transformed(function: Callable[..., Tensor], operands: Mapping[str, object],
     Raises NotImplementedError inside other transforms.
     """
     check_transform(subject)
-    again = _Again(function, operands, subject)
-    return _transformed_call(again, *again.tensors)
+    call = _RepeatableCall(function, operands, subject)
+    return _transformed_call(call, *call.tensors)
 
 
 class _CallContext(AutogradContext, Protocol):
-    again: _Again
+    call: _RepeatableCall
 
 
 class _Transformed(torch.autograd.Function):
     """A call inside torch.func.grad: forward sees ordinary tensors, and backward runs it again with autograd."""
 
     @staticmethod
-    def forward(again: _Again, *tensors: Tensor) -> Tensor:
+    def forward(call: _RepeatableCall, *tensors: Tensor) -> Tensor:
         """The call's result."""
-        return again(*tensors)
+        return call(*tensors)
 
     @staticmethod
-    def setup_context(ctx: _CallContext, inputs: tuple[_Again, *tuple[Tensor, ...]], output: Tensor) -> None:
+    def setup_context(ctx: _CallContext, inputs: tuple[_RepeatableCall, *tuple[Tensor, ...]], output: Tensor) -> None:
         """Keeps the call and its tensors."""
-        ctx.again = inputs[0]
+        ctx.call = inputs[0]
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: _CallContext, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the tensors."""
         needs = tuple(ctx.needs_input_grad[1:])
-        grads = iter(_gradients(ctx.again, needs, dy, *ctx.saved_tensors))
+        grads = iter(_gradients(ctx.call, needs, dy, *ctx.saved_tensors))
         return (None, *(next(grads) if needed else None for needed in needs))
 
     @staticmethod
-    def vmap(info: object, in_dims: object, again: _Again, *_: object) -> NoReturn:
+    def vmap(info: object, in_dims: object, call: _RepeatableCall, *_: object) -> NoReturn:
         """Raises NotImplementedError."""
-        raise no_transform("vmap", again.subject)
+        raise no_transform("vmap", call.subject)
 
 
 class _Gradients(torch.autograd.Function):
     """The gradients of a call, which have no derivative."""
 
     @staticmethod
-    def forward(again: _Again, needs: tuple[bool, ...], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(call: _RepeatableCall, needs: tuple[bool, ...], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """One for each tensor that needs one."""
         with torch.enable_grad():
             leaves = [value.detach().requires_grad_(needed) for value, needed in zip(tensors, needs, strict=True)]
             inputs = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
-            return torch.autograd.grad(again(*leaves), inputs, dy)
+            return torch.autograd.grad(call(*leaves), inputs, dy)
 
     @staticmethod
     def setup_context(*_: object) -> None:
@@ -209,9 +210,9 @@ class _Gradients(torch.autograd.Function):
         raise refuse()
 
     @staticmethod
-    def vmap(info: object, in_dims: object, again: _Again, *_: object) -> NoReturn:
+    def vmap(info: object, in_dims: object, call: _RepeatableCall, *_: object) -> NoReturn:
         """Raises NotImplementedError."""
-        raise no_transform("vmap", again.subject)
+        raise no_transform("vmap", call.subject)
 
 
 _transformed_call: Callable[..., Tensor] = _Transformed.apply

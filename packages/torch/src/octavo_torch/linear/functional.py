@@ -1,4 +1,4 @@
-"""The public functions grouped_linear and grouped_mm, and what explains a call of them."""
+"""The public functions grouped_linear and grouped_mm, and explain_linear, which returns the plan of a call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import arguments
 from octavo_torch.linear.call import Call
-from octavo_torch.linear.grouped import Rows, apply, traced
+from octavo_torch.linear.grouped import InputRows, apply, traced
 from octavo_torch.linear.prepare import parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -30,7 +30,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def grouped_linear(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     *,
@@ -49,19 +49,19 @@ def grouped_linear(
 ) -> Tensor:
     """y[r] = x[r] @ weight[g].T + bias[g] for every row r of group g.
 
-    x             [M, K]     bf16, fp16 or fp32; rows of one group stand together, in group order. Or [..., K], whose
-                             leading axes y, bias_scales and buffers then have in M's place. Or rows that are quantized:
-                             what `quantize_input` made, or a GroupedTensor, which takes no gradient
-    weight        [G, N, K]  x's dtype; or G tensors [N, K], which are copied unless they lie in one piece of memory at
-                             one distance; or what `quantize_weight` made of either
+    x             [M, K]     bf16, fp16 or fp32; the rows of each group stand together, in group order. Or [..., K]:
+                             then y, bias_scales and the buffers have the same leading axes in place of M. Or quantized
+                             rows: what `quantize_input` returned, or a GroupedTensor, which gets no gradient
+    weight        [G, N, K]  x's dtype; or G tensors [N, K], which are copied unless they are evenly spaced in one
+                             allocation; or what `quantize_weight` returned for either
     group_sizes   [G]        integers: a list, numpy or a CPU tensor (checked), or a tensor on x's device (never read);
                              None where x is quantized
     recipe                   a Recipe or its name; None: HighPrecision
     bias          [G, N]     optional, or G tensors [N]; bias_scales [M] multiplies it row by row
     seed                     of stochastic rounding: an integer or an integer scalar tensor, another one each step
-    state                    of delayed scaling: amax of x and w is recorded in forward, of dy in backward
-    group_offset             number of the first group, where a call computes some of the groups
-    out, grad_input          buffers for y [M, N] and for dx [M, K], of any strides without overlap; they share no
+    state                    of delayed scaling: the forward records the amax of x and w in it, the backward that of dy
+    group_offset             number of the first group, for a call that computes only some of the groups
+    out, grad_input          buffers for y [M, N] and for dx [M, K], in any strides without overlap. They may not share
                              memory with what the call reads, nor grad_input with y's gradient
     main_grad                "accumulate" adds the weight's gradient to `weight.main_grad` [G, N, K] in backward,
                              "overwrite" stores it there; autograd gets zeros for the weight. See below
@@ -73,13 +73,14 @@ def grouped_linear(
     not fit; NoBackendError when no installed backend serves the request. Device sizes whose sum passes M write
     nothing out of bounds and set the flag that `check_errors()` reads.
 
-    With `main_grad`, what `weight.get_main_grad()` returns in backward takes the place of `weight.main_grad` where the
-    weight has that method; `weight.overwrite_main_grad`, where true, means "overwrite" for this backward; and
-    `weight.grad_added_to_main_grad` is True once the work is enqueued. The buffer is float32, bfloat16 or float16,
-    whatever the recipe's `wgrad_dtype`, on the weight's device, and written in place: its rows of K are contiguous,
-    rows and groups may stand apart. Of G tensors each has its own buffer [N, K]; buffers that are not at one distance
-    in one piece of memory are copied together and back. The weight is a leaf. Where its gradient is not wanted nothing
-    is read or written. torch.autograd.grad asked for the weight writes the buffer, too, and returns the zeros.
+    With `main_grad`, the buffer is `weight.main_grad`, or what `weight.get_main_grad()` returns in backward if the
+    weight has that method. A true `weight.overwrite_main_grad` makes this backward overwrite it. Once the work is
+    enqueued, `weight.grad_added_to_main_grad` is True. The buffer is float32, bfloat16 or float16, whatever the
+    recipe's `wgrad_dtype`, and on the weight's device. It is written in place: its rows of K are contiguous, but there
+    may be gaps between rows and between groups. If the weight is G tensors, each has its own buffer [N, K]; buffers
+    that are not evenly spaced in one allocation are copied together and back. The weight has to be a leaf. If its
+    gradient is not needed, nothing is read or written. torch.autograd.grad writes the buffer, too, and returns the
+    zeros.
     torch.compile leaves a call with main_grad or delayed_wgrad out of its graph, and refuses it under fullgraph=True.
     """
     if recipe is None or type(recipe) is str:

@@ -29,7 +29,7 @@ from octavo_torch.dispatch.layers import Layers, layer_for
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear import arguments, contexts
-from octavo_torch.linear.autograd import draw_in_forward, grouped_linear_function, run_forward
+from octavo_torch.linear.autograd import forward_seed, grouped_linear_function, run_forward
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, parameters_of, resolve_weight
@@ -45,18 +45,18 @@ _grad_enabled = torch.is_grad_enabled
 _STRIDED = torch.strided
 _state_token = registry.state_token
 
-Rows = Tensor | GroupedTensor | QuantizedInput
-"""What a grouped layer takes as x."""
+InputRows = Tensor | GroupedTensor | QuantizedInput
+"""What a grouped layer takes as x: values, codes, or values together with their codes."""
 
 _layers: Layers = Layers()
-"""Those of all functional calls."""
+"""The layers that functional calls have resolved; a module keeps its own."""
 
 _FIRST = 0
 """group_offset's default, an object that CPython has once; any other one is checked."""
 
 
 def apply(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     bias: Weights | None,
@@ -67,9 +67,9 @@ def apply(
 
     The path of every call: no model of pydantic's is built, compared or hashed here, and no plugin is asked.
     """
-    if (_autocast_anywhere() or _transforms_active() or _is_jit_tracing() or _dispatch_modes()) and contexts.matters(
+    if (_autocast_anywhere() or _transforms_active() or _is_jit_tracing() or _dispatch_modes()) and contexts.concerns(
         x
-    ):  # contexts.are_any, without the call
+    ):  # contexts.any_active, without the call
         return _in_context(x, weight, group_sizes, bias, bias_scales, call)
     recipe, layers, backend, state = call.recipe, call.layers, call.backend, call.state
     if call.output_dtype is not None:
@@ -115,7 +115,7 @@ def apply(
         or layer.at_host is not at_host
         or x.layout is not _STRIDED
         or w.layout is not _STRIDED
-        or ((not w.is_contiguous() or layer.weight != "nk") and order_of(w) != layer.weight)
+        or ((not w.is_contiguous() or layer.stored_order != "nk") and order_of(w) != layer.stored_order)
         or layer.backend != backend
         or not (x.is_cpu and w.is_cpu if layer.on_cpu else x.device == layer.device == w.device)
     ):
@@ -147,14 +147,14 @@ def apply(
     out = call.out = None if call.out is None else call.out.detach()
     if need_any:
         return grouped_linear_function(call, out, x, w, b, bias_scales, anchor_of(call))
-    y = run_forward(call, draw_in_forward(call), x, w, b, bias_scales)[0]
+    y = run_forward(call, forward_seed(call), x, w, b, bias_scales)[0]
     if out is not None:
         mark_written(out)
     return y
 
 
 def _in_context(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     bias: Weights | None,
@@ -163,7 +163,7 @@ def _in_context(
 ) -> Tensor:
     """`apply` inside of autocast or a transform, which may run it more than once."""
     named = {"x": x, "weight": weight, "group_sizes": group_sizes, "bias": bias, "bias_scales": bias_scales}
-    call.state = contexts.in_place(call.state)
+    call.state = contexts.unwrapped_state(call.state)
     return contexts.run(lambda **cast: apply(call=copy(call), **cast), named)
 
 
@@ -187,7 +187,7 @@ def _bias_wants_grad(bias: Tensor | None, bias_scales: Tensor | None) -> bool:
 
 
 def _apply_options(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     *,
     group_sizes: GroupSizes | None = None,
@@ -202,7 +202,7 @@ _in_graph = graph_route(_apply_options)
 
 
 def traced(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     bias: Weights | None,

@@ -16,7 +16,7 @@ from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.functional import explain_linear
-from octavo_torch.linear.grouped import Rows
+from octavo_torch.linear.grouped import InputRows
 from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.quantized_operands import code_weights, quantize_input
@@ -72,7 +72,7 @@ class GroupedLinear(LinearModule):
 
     def forward(
         self,
-        x: Rows,
+        x: InputRows,
         group_sizes: GroupSizes | None,
         *,
         weight: QuantizedWeight | None = None,

@@ -15,7 +15,7 @@ from octavo_torch.dispatch.layers import Layers
 from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear.arguments import check_adaptable
 from octavo_torch.linear.call import Adapter, Call
-from octavo_torch.linear.grouped import Rows, apply, traced
+from octavo_torch.linear.grouped import InputRows, apply, traced
 from octavo_torch.linear.quantized_operands import quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -85,7 +85,7 @@ class LinearModule(RecipeModule):
 
     def product(
         self,
-        x: Rows,
+        x: InputRows,
         group_sizes: GroupSizes | None,
         weight: QuantizedWeight | None,
         bias_scales: Tensor | None,

@@ -1,4 +1,4 @@
-"""What linear layers and MLPs do with a weight and a bias before they run: dtype, codes, the gradient's target."""
+"""What a call does with a weight and a bias before it runs: local shards, dtype, codes, the gradient's target."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial
 
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.per_group import Weights, as_one
@@ -16,16 +17,19 @@ from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.second_derivative import FirstOrderFunction
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.call import Call
-from octavo_torch.linear.coded_weight import CodedWeight, operands_of
+from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.wgrad.target import target_for
+
+_IN_FEATURES = 2
+"""Their axis in a weight [G, N, K]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CastWeight:
-    """A layer's weight, and the dtype in which a call reads its values.
+    """A layer's weight, and the dtype in which a call inside of autocast reads its values.
 
-    Autograd casts the gradient back; with `main_grad`, or where it is postponed, it goes to the weight itself.
+    Autograd casts the gradient back. A gradient for `main_grad`, or a postponed one, is of the weight itself.
     """
 
     weight: Weights | QuantizedWeight
@@ -37,11 +41,11 @@ class _CastContext(AutogradContext, Protocol):
 
 
 class _Cast(FirstOrderFunction):
-    """A weight in another dtype; its gradient in the weight's, for which zeros may stand."""
+    """A weight in another dtype. Its gradient is cast back to the weight's dtype; a ZeroGradient remains one."""
 
     @staticmethod
     def forward(ctx: _CastContext, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """The values, cast; of a CodedWeight another one of the same codes, no plane of which is copied."""
+        """The values, cast. A CodedWeight becomes one that has the same codes, without a copy, and this dtype."""
         ctx.dtype = weight.dtype
         if isinstance(weight, CodedWeight):
             return CodedWeight(weight.codes, weight.recipe, dtype, weight.interleave)
@@ -57,7 +61,7 @@ _cast: Callable[[Tensor, torch.dtype], Tensor] = _Cast.apply
 
 
 def cast_values(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` in `dtype`, differentiably; itself where it has that dtype, or one that no layer takes."""
+    """`weight` in `dtype`, differentiably. Returns `weight` itself if it has that dtype, or one that no layer takes."""
     castable = isinstance(weight, Tensor) and weight.dtype in DTYPE_NAMES and weight.dtype is not dtype
     return _cast(weight, dtype) if castable else weight
 
@@ -81,16 +85,43 @@ class Parameters(NamedTuple):
     bias: Tensor | None
 
 
-def parameters_of(weight: GivenWeight, bias: Weights | None, names: tuple[str, str] = ("weight", "bias")) -> Parameters:
-    """Local shards of DTensors, and one tensor per parameter.
+def local_parameters(
+    weight: Weights | QuantizedWeight, bias: Weights | None
+) -> tuple[Weights | QuantizedWeight, Weights | None]:
+    """A weight and a bias of this rank: the local shards of DTensors. A CodedWeight becomes a QuantizedWeight."""
+    if isinstance(bias, DTensor):
+        bias = _local_bias(bias, weight)
+    if isinstance(weight, DTensor):
+        weight = weight.to_local()
+    return weight.quantized() if isinstance(weight, CodedWeight) else weight, bias
 
-    Raises ValueError, naming the argument, for unequal parts, and for codes of values in another dtype.
+
+def _local_bias(bias: DTensor, weight: object) -> Tensor:
+    """The local shard of a bias.
+
+    Where in-features are sharded, the ranks' results are summed: there the bias is zero on all ranks but the first.
+    """
+    shards = weight.placements if isinstance(weight, DTensor) and weight.device_mesh == bias.device_mesh else ()
+    summed = [axis for axis, placement in enumerate(shards) if placement.is_shard(_IN_FEATURES)]
+    grads = [Partial() if axis in summed else placement for axis, placement in enumerate(bias.placements)]
+    local = bias.to_local(grad_placements=grads)
+    if any(bias.device_mesh.get_local_rank(axis) for axis in summed):
+        return local.masked_fill(torch.ones((), dtype=torch.bool, device=local.device), 0)
+    return local
+
+
+def parameters_of(weight: GivenWeight, bias: Weights | None, names: tuple[str, str] = ("weight", "bias")) -> Parameters:
+    """The Parameters of this rank. Tensors per group are joined, and a CastWeight is cast.
+
+    names   of the two arguments in messages
+
+    Raises ValueError for tensors per group that are not alike, and for codes of values in another dtype.
     """
     dtype = None
     if isinstance(weight, CastWeight):
         dtype = weight.dtype
         weight = weight.weight
-    source, bias = operands_of(weight, bias)
+    source, bias = local_parameters(weight, bias)
     leaves = source.weight if isinstance(source, QuantizedWeight) else source
     whole = as_one(names[0], leaves)
     if dtype is not None:
@@ -101,9 +132,10 @@ def parameters_of(weight: GivenWeight, bias: Weights | None, names: tuple[str, s
 
 
 def resolve_weight(call: Call, parameters: Parameters, need_dw: bool, name: str = "weight") -> Tensor:
-    """Sets the call's weight codes and its target. Returns the weight as autograd is given it.
+    """Sets `call.w_codes` and `call.target`. Returns the tensor that autograd has to see as the weight.
 
-    name   of the weight in messages
+    need_dw   whether the weight's gradient is needed
+    name      of the weight in messages
 
     Raises ValueError for codes that do not fit the layer, and for a target that does not fit the weight.
     """
@@ -119,12 +151,12 @@ def resolve_weight(call: Call, parameters: Parameters, need_dw: bool, name: str 
     if call.main_grad is None and call.delayed_wgrad is None:
         return weight
     call.target = target_for(leaves, need_dw, call.main_grad, call.delayed_wgrad)
-    # without any gradient autograd would still run the weight's hooks: a DelayedWgrad's anchor takes its place
+    # autograd runs a weight's hooks even without a gradient for it, so a postponed one is detached: see anchor_of
     return weight if anchor_of(call) is None else weight.detach()
 
 
 def anchor_of(call: Call) -> Tensor | None:
-    """The tensor that takes the place of a weight whose gradient is postponed."""
+    """The tensor that requires a gradient in place of a weight whose own is postponed; None if it is not postponed."""
     target = call.target
     return None if target is None or target.store is None else target.store.anchor
 

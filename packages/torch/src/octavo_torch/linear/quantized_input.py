@@ -1,4 +1,4 @@
-"""Inputs that are quantized already: a GroupedTensor, or a QuantizedInput, which also takes a gradient."""
+"""Inputs that are quantized before the call: a GroupedTensor, or a QuantizedInput, which can have a gradient."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from octavo_torch.dispatch.layer import Layer
 
 @dataclass(eq=False)
 class QuantizedInput(Versioned):
-    """Rows [M, K] and their codes: takes the place of x in as many calls as read it. Made by `quantize_input`.
+    """Rows [M, K] and their codes, to be given as x to any number of calls. Made by `quantize_input`.
 
     x            the high-precision rows, which receive the gradient, and which a high-precision slot reads
-    codes        in the directions that the GEMMs read; None where no GEMM of the recipe reads quantized rows
+    codes        in the directions that the GEMMs read; None if no GEMM of the recipe reads quantized rows
     group_sizes  [G], those of the codes
     recipe       the recipe of the codes
-    version      x's in-place version at that time: rows that have changed since are refused; None where a compiled
-                 graph or torch.inference_mode, which know no versions, have made codes or rows
+    version      x's in-place version when it was quantized: if it has changed since, the codes are refused. None if it
+                 is not known, because a compiled graph or torch.inference_mode has made the codes or the rows
     """
 
     x: Tensor
@@ -37,7 +37,7 @@ class QuantizedInput(Versioned):
 
     @property
     def made_of(self) -> Tensor:
-        """The rows."""
+        """The rows, whose version counts."""
         return self.x
 
     def check(self, recipe: Recipe) -> None:
@@ -60,7 +60,7 @@ def rows_of(
 ) -> tuple[Tensor, GroupedTensor | None, Tensor]:
     """A tensor of x's shape, the codes, and the codes' sizes.
 
-    A GroupedTensor's has the weight's dtype and the memory of one element: nothing may read it.
+    For a GroupedTensor, which has no values, the tensor is a placeholder in the weight's dtype: nothing may read it.
     """
     if group_sizes is not None and group_sizes is not x.group_sizes:
         raise ValueError("group_sizes was given with an x that is quantized and has its own; give None")
@@ -75,8 +75,8 @@ def rows_of(
 
 
 def check_codes(layer: Layer, recipe: Recipe, x: object, codes: GroupedTensor) -> None:
-    """ValueError unless the codes of `x` are by the recipe's quantizer, in the directions and layouts that its GEMMs
-    read."""
+    """ValueError unless the codes of `x` are those of the recipe's quantizer, in the directions and layouts that the
+    layer's GEMMs read."""
     if isinstance(x, GroupedTensor):
         _check_spec(layer, recipe, x.spec.quantizer)
         check_planes("x", x)
@@ -106,7 +106,7 @@ def _check_spec(layer: Layer, recipe: Recipe, actual: QuantizerSpec) -> None:
 
 
 def _identity(spec: QuantizerSpec) -> dict[str, object]:
-    """The fields that tell codes of one spec from those of another."""
+    """The fields on which codes depend."""
     return {name: value for name, value in dict(spec).items() if name not in ("orientation", "checkpoint_name")}
 
 

@@ -15,7 +15,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.operands import check_operands, check_weight
-from octavo_torch.arrays.per_group import Weights, as_one, leaves_of, version_of
+from octavo_torch.arrays.per_group import Weights, are_same, as_one, leaves_of, version_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
@@ -121,7 +121,7 @@ def _weight_codes(
     out: QuantizedWeight | None = None,
     unchanged: Tensor | None = None,
 ) -> WeightCodes:
-    """No codes where no GEMM reads any, or where they are written into out."""
+    """What `quantize_weight` computes; without codes if no GEMM reads any, or if they are written into `out`."""
     state, record = (None, False) if history is None else history
     whole = as_one("w", w)
     check_weight(whole)
@@ -129,7 +129,7 @@ def _weight_codes(
     if dtype is not None:
         whole = whole.to(dtype)
     arguments.check_state(recipe, state, whole)
-    state = contexts.in_place(state)
+    state = contexts.unwrapped_state(state)
     need = any(leaf.requires_grad for leaf in leaves_of(w))
     layer = layer_for(recipe, whole, whole, whole.is_cpu, need, need, backend_names(backend), wants_graph(whole))
     if layer.stochastic_forward and layer.quantize_w is not None and seed is None:
@@ -188,9 +188,9 @@ def _write(
 
 
 def code_weights(module: RecipeModule, interleaves: Mapping[str, int | None]) -> None:
-    """Puts codes in the place of the named weights, where `quantized_parameters` says so.
+    """Replaces the named parameters by their codes, if the module was created inside of `quantized_parameters`.
 
-    interleaves   of each weight: rows of a block where gate and up rows take turns in it, or None
+    interleaves   for each weight: b, if b gate rows and b up rows alternate in it; else None
     """
     if not module.weights_as_codes:
         return
@@ -214,8 +214,7 @@ def code_weights(module: RecipeModule, interleaves: Mapping[str, int | None]) ->
 def _check_out(w: Weights, dtype: torch.dtype, recipe: Recipe, layer: Layer, block: int, out: object) -> None:
     if not isinstance(out, QuantizedWeight):
         raise ValueError(f"out is a {type(out).__name__}; give what quantize_weight returned for this weight")
-    ours, theirs = leaves_of(w), leaves_of(out.weight)
-    if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
+    if not are_same(w, out.weight):
         raise ValueError("out was made of another weight; give what quantize_weight returned for this one")
     out.check_made_for(recipe, None, layer.w_order)
     out.check_values("out", dtype)
@@ -275,7 +274,7 @@ def _input_codes(
     group_offset: int = 0,
     backend: BackendNames = None,
 ) -> tuple[Tensor] | tuple[Tensor, GroupedTensor]:
-    """The sizes, and codes where a GEMM reads them."""
+    """What `quantize_input` computes: the sizes, and codes if a GEMM reads any."""
     state, record = (None, False) if history is None else history
     own = weight.weight if isinstance(weight, QuantizedWeight) else weight
     w = as_one("weight", own)
@@ -286,7 +285,7 @@ def _input_codes(
     sizes, at_host = as_sizes(group_sizes, x.shape[0], w.shape[0], x)
     check_group_offset(group_offset, w.shape[0])
     arguments.check_state(recipe, state, x, w.shape[0])
-    state = contexts.in_place(state)
+    state = contexts.unwrapped_state(state)
     need = any(leaf.requires_grad for leaf in leaves_of(own))
     layer = layer_for(recipe, x, w, at_host, x.requires_grad, need, backend_names(backend), wants_graph(x))
     if layer.quantize_x is None:

@@ -14,7 +14,7 @@ from octavo_torch.arrays.leading import LeadingAxes
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.linear.functional import grouped_linear
-from octavo_torch.linear.grouped import Rows
+from octavo_torch.linear.grouped import InputRows
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.quantizers.functional import quantize
@@ -23,7 +23,7 @@ from octavo_torch.scaling.seeds import second_stream
 
 @torch.no_grad()
 def grouped_linear_quantized(
-    x: Rows,
+    x: InputRows,
     weight: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     quantizer: QuantizerSpec,

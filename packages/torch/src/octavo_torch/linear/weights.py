@@ -16,7 +16,7 @@ from octavo_registry.contract import Weight as WeightOrder
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.per_group import Weights, leaves_of
+from octavo_torch.arrays.per_group import Weights, are_same, leaves_of
 from octavo_torch.arrays.versioned import Versioned
 
 Layouts = tuple[str | None, str | None]
@@ -27,16 +27,16 @@ Layouts = tuple[str | None, str | None]
 class QuantizedWeight(Versioned):
     """Weights [G, N, K] and their codes; takes the weight's place in `grouped_linear`. Made by `quantize_weight`.
 
-    weight    the high-precision weights, which receive the gradient: one tensor, or one [N, K] a group
-    codes     both directions where a gradient may be needed; None where no GEMM of the recipe reads quantized weights
+    weight    the high-precision weights, which receive the gradient: one tensor [G, N, K], or one [N, K] per group
+    codes     both directions if a gradient may be needed; None if no GEMM of the recipe reads quantized weights
     recipe    the recipe of the codes
-    version   the weight's in-place version at that time: a weight that has changed since is refused; None where a
-              compiled graph or torch.inference_mode, which know no versions, have made codes or weight
-    amax      fp32 [G] of delayed scaling: max |w| at that time; None for other recipes
-    interleave  rows of a block where gate and up projection take turns in the weight, as grouped_mlp has it; 0: none do
-    order     the axes of the matrices that the codes are of: "nk" for [G, N, K], "kn" for [G, K, N], of a weight that
-              lies so
-    values_dtype  of the values that were quantized: the weight's, or autocast's; None where the codes are of no values
+    layouts   of the planes of the codes; None without codes
+    version   the weight's in-place version when it was quantized: if it has changed since, the codes are refused. None
+              if it is not known, because a compiled graph or torch.inference_mode has made the codes or the weight
+    amax      fp32 [G] of delayed scaling: max |w| when it was quantized; None for other recipes
+    interleave  b: b gate rows and b up rows alternate in the weight, as grouped_mlp has it; 0: they do not
+    order     the order of axes in which the weight was quantized: "nk" for [G, N, K], "kn" for a view of [G, K, N]
+    values_dtype  dtype of the values that were quantized: the weight's, or autocast's; None if there were no values
     """
 
     weight: Weights
@@ -51,7 +51,7 @@ class QuantizedWeight(Versioned):
 
     @property
     def made_of(self) -> Weights:
-        """The weights."""
+        """The weights, whose version counts."""
         return self.weight
 
     def check(self, recipe: Recipe, layouts: Layouts | None, order: WeightOrder) -> None:
@@ -106,8 +106,7 @@ class QuantizedWeight(Versioned):
 
 @dataclass(eq=False)
 class WeightCodes:
-    """Codes of a weight, with delayed scaling its amax, the order of the matrices that the codes are of, and the dtype
-    of their values."""
+    """What quantizing a weight returns; the fields are those of a QuantizedWeight."""
 
     codes: GroupedTensor | None = None
     amax: Tensor | None = None
@@ -116,7 +115,7 @@ class WeightCodes:
 
 
 def layouts_of(codes: GroupedTensor) -> Layouts:
-    """The layouts of the planes that are there."""
+    """The layouts of the planes that `codes` has."""
     directions = codes.spec.quantizer.directions
     row, column = codes.spec.rowwise_layout, codes.spec.columnwise_layout
     return row if "rowwise" in directions else None, column if "columnwise" in directions else None
@@ -126,8 +125,7 @@ def check_own(name: str, quantized: object, own: Weights | None) -> None:
     """ValueError unless `quantized` comes from exactly the tensors of `own`."""
     if not isinstance(quantized, QuantizedWeight):
         raise ValueError(f"{name} is {brief(quantized)}; give what this module's quantize_{name} returned")
-    ours, theirs = () if own is None else leaves_of(own), leaves_of(quantized.weight)
-    if len(ours) != len(theirs) or any(a is not b for a, b in zip(ours, theirs, strict=True)):
+    if not are_same(own, quantized.weight):
         what, function = ("were", "quantize_weights") if name == "weights" else ("was", "quantize_weight")
         raise ValueError(f"{name} {what} not made by this module; give what its {function} returned")
 

@@ -1,7 +1,7 @@
-"""Layers that their backend runs whole: forward in one call, backward in another, and autograd around them.
+"""Layers that one backend runs whole: the forward is one call of it, the backward another, with autograd around them.
 
-Seeds are drawn and gradients cast in place, and not by the functions of `autograd.py`: each call of one is a frame of a
-layer that takes tens of microseconds.
+Seeds are read and gradients cast inline here, not by the helpers in `autograd.py`, because such a layer takes only tens
+of microseconds, of which each further call of a Python function is a noticeable part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch
 def whole_passes_for(
     layer: Layer, x: Tensor, w: Tensor, bias: Tensor | None, state: DelayedState | None
 ) -> WholePasses | None:
-    """The layer's whole passes where they take these tensors: no compiler's, no transform's, in memory as they read."""
+    """The layer's whole passes; None if it has none, or if they do not take these tensors.
+
+    They take plain tensors, not those of a compiler or a transform, in the memory order that they read.
+    """
     whole = layer.whole
     if (
         whole is not None
@@ -71,13 +74,13 @@ _beside_graph: Callable[..., tuple[Tensor | None, Tensor | None]] = torch.compil
 
 
 class WholeContext(Context, Protocol):
-    """Of a layer that runs whole."""
+    """autograd's ctx of a layer that runs whole."""
 
     call: Call
 
 
 class WholeLayerFunction(FirstOrderFunction):
-    """A whole layer with gradients of x, weight and bias; each is computed only where it is asked for."""
+    """A whole layer with gradients of x, weight and bias, of which only those asked for are computed."""
 
     @staticmethod
     def forward(ctx: WholeContext, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

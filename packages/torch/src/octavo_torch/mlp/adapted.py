@@ -15,11 +15,12 @@ from octavo_torch.functions.activations import check_activation
 from octavo_torch.linear import grouped
 from octavo_torch.linear.arguments import check_adaptable
 from octavo_torch.linear.call import Adapter, Call
-from octavo_torch.linear.coded_weight import CodedWeight, operands_of
+from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.linear.prepare import local_parameters
 from octavo_torch.linear.weights import QuantizedWeight
-from octavo_torch.mlp.between import activate_rows
+from octavo_torch.mlp.activate_rows import activate_rows
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.mlp import Extras
+from octavo_torch.mlp.mlp import OptionalOperands
 from octavo_torch.mlp.packed_weight import PackedWeight, expanded
 from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
 
@@ -30,11 +31,11 @@ Adapters = tuple[Adapter | None, Adapter | None]
 
 
 def run_adapted(
-    x: grouped.Rows,
+    x: grouped.InputRows,
     w1: Weights | QuantizedWeight,
     w2: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
-    extras: Extras,
+    optional: OptionalOperands,
     call: MlpCall,
     adapters: Adapters,
 ) -> Tensor:
@@ -50,19 +51,17 @@ def run_adapted(
     assert isinstance(x, Tensor)  # no codes, as has been checked
     if has_other_rank(x):
         axes = LeadingAxes(x)
-        flat = extras._replace(
-            probs=axes.of_rows("probs", extras.probs), bias2_scales=axes.of_rows("bias2_scales", extras.bias2_scales)
-        )
+        flat = optional.flattened(axes)
         return axes.restored(run_adapted(axes.flat(x), w1, w2, group_sizes, flat, call, adapters))
     first, second = adapters
-    first_weight, bias1, block = _halves(w1, extras.bias1, call)
+    first_weight, bias1, block = _halves(w1, optional.bias1, call)
     fc1, fc2 = _calls(call)
     fc1.interleave = w1.interleave if isinstance(w1, PackedWeight) else block
     h = _product(x, first_weight, group_sizes, bias1, None, fc1)
     if first is not None:
         h = first.added_to(h, x, group_sizes, block)
-    a = activate_rows(h, check_activation(call.activation), extras.probs, group_sizes, call.backend)
-    y = _product(a, w2, group_sizes, extras.bias2, extras.bias2_scales, fc2)
+    a = activate_rows(h, check_activation(call.activation), optional.probs, group_sizes, call.backend)
+    y = _product(a, w2, group_sizes, optional.bias2, optional.bias2_scales, fc2)
     return y if second is None else second.added_to(y, a, group_sizes)
 
 
@@ -88,7 +87,7 @@ def _halves(
         block = check_interleave(call.interleave, check_activation(call.activation), w1)
         return w1, to_halves(as_one("bias1", bias1), block) if block and bias1 is not None else bias1, block
     # below a compiler's trace a layer takes a CodedWeight apart itself
-    source, bias = (w1, bias1) if _is_compiling() else operands_of(w1, bias1)
+    source, bias = (w1, bias1) if _is_compiling() else local_parameters(w1, bias1)
     leaves = leaves_of(source.weight if isinstance(source, QuantizedWeight) else source)
     block = check_interleave(call.interleave, check_activation(call.activation), leaves[0])
     if not block:
@@ -111,15 +110,13 @@ def _halves(
 
 def _calls(call: MlpCall) -> tuple[Call, Call]:
     """The layers' calls. fc1's result has x's dtype, whatever the recipe's output_dtype."""
-    states = call.states or (None, None)
-    stores = call.delayed_wgrad if isinstance(call.delayed_wgrad, tuple) else (call.delayed_wgrad, call.delayed_wgrad)
     seeds = call.seed, _second_seed(call.seed)
     first, second = (
         Call(
             call.recipe, call.backend, call.group_offset, seed=seed, record=call.record, main_grad=call.main_grad,
             state=state, delayed_wgrad=store, room=None if call.room is None else Room(call.room.gemms),
         )
-        for seed, state, store in zip(seeds, states, stores, strict=True)
+        for seed, state, store in zip(seeds, call.state_of_each, call.store_of_each, strict=True)
     )  # fmt: skip
     if call.recipe.output_dtype is not None:
         first.output_dtype = "x"

@@ -1,4 +1,4 @@
-"""MlpCall: one call of a grouped MLP, which is two calls of a layer and what stands between them."""
+"""MlpCall: everything about one call of a grouped MLP but its operands; it holds the calls of its two layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.linear.call import Call, Options
-from octavo_torch.linear.contexts import in_place
+from octavo_torch.linear.contexts import unwrapped_state
 from octavo_torch.linear.prepare import Parameters, anchor_of, resolve_weight
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.scaling.delayed_state import DelayedState
@@ -45,8 +45,8 @@ class MlpCall(Options):
     probes          count what the quantizers do to the operands of fc1 and of fc2; None: not observed
 
     plan            the resolved MLP
-    block           rows of gate and up projection that take turns in w1 and bias1; 0: the gate half comes first
-    fc1, fc2        the calls of the two layers, which have one `sizes`
+    block           how many gate rows, and then up rows, alternate in w1 and bias1; 0: the gate half comes first
+    fc1, fc2        the calls of the two layers; both have the same `sizes`
     """
 
     activation: str = "swiglu"
@@ -65,17 +65,26 @@ class MlpCall(Options):
         """int [G], or what `plan.prepare` returned for them."""
         return self.fc1.sizes
 
+    @property
+    def state_of_each(self) -> tuple[DelayedState | None, DelayedState | None]:
+        """The state of fc1 and that of fc2."""
+        return (None, None) if self.states is None else self.states
+
+    @property
+    def store_of_each(self) -> Stores:
+        """The DelayedWgrad of fc1's weight and that of fc2's. What is not a pair is given to both, which check it."""
+        stores = self.delayed_wgrad
+        return stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
+
     def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
-        """Makes the layers' calls."""
+        """Makes the layers' calls, with their sizes."""
         self.set_experts(plan, block)
         self.fc1.sizes = self.fc2.sizes = sizes
 
     def set_experts(self, plan: MlpPlan, block: int) -> None:
-        """Makes the layers' calls, whose sizes are not known yet."""
+        """Makes the layers' calls, without sizes: for a caller that learns these later."""
         self.plan, self.block = plan, block
-        state1, state2 = (None, None) if self.states is None else self.states
-        stores = self.delayed_wgrad
-        store1, store2 = stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
+        (state1, state2), (store1, store2) = self.state_of_each, self.store_of_each
         self.fc1 = Call(
             self.recipe, self.backend, self.group_offset, record=self.record, grad_input=self.grad_input,
             main_grad=self.main_grad, state=state1, delayed_wgrad=store1, interleave=block,
@@ -97,22 +106,22 @@ class MlpCall(Options):
 
     @property
     def anchor(self) -> Tensor | None:
-        """The tensor that takes the place of weights whose gradients are postponed; None where none is.
+        """The tensor that requires a gradient in place of weights whose own are postponed; None if neither's is.
 
-        One of the two layers' is enough: it is there so that autograd runs the backward at all.
+        The anchor of one layer is enough, since it only makes autograd run the backward at all.
         """
         anchor = anchor_of(self.fc1)
         return anchor_of(self.fc2) if anchor is None else anchor
 
-    def keep_states_in_place(self) -> None:
-        """Inside of a transform: states that amax are recorded into for good. Others than a pair are refused later."""
+    def unwrap_states(self) -> None:
+        """Inside of a transform: `unwrapped_state` of both. What is not a pair of states is refused later."""
         if isinstance(self.states, tuple) and len(self.states) == 2:
-            self.states = in_place(self.states[0]), in_place(self.states[1])
+            self.states = unwrapped_state(self.states[0]), unwrapped_state(self.states[1])
 
-    def draw(self, take: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
-        """Both layers' seeds, where a SeedCounter gives what `take` takes."""
+    def seeds(self, read: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
+        """The seeds of fc1 and of fc2. `read` reads a SeedCounter: `current` in the forward, `take` in the backward."""
         first, second = (
-            take(seed) if isinstance(seed, SeedCounter) else seed for seed in (self.seed, self.second_seed)
+            read(seed) if isinstance(seed, SeedCounter) else seed for seed in (self.seed, self.second_seed)
         )
         return first, second_stream(first) if second is None else second
 

@@ -14,16 +14,17 @@ from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.functions.activations import activate
-from octavo_torch.linear.autograd import Given, quantize_operand, run_forward
+from octavo_torch.linear.autograd import AnyRows, quantize_operand, run_forward
 from octavo_torch.linear.call import Call
-from octavo_torch.mlp.aside import Aside
 from octavo_torch.mlp.call import MlpCall, Operands
+from octavo_torch.mlp.concurrent_quantizer import ConcurrentQuantizer
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.quantizers.fused import Fused
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import SeedCounter
 
 DrawnSeed = int | Tensor | None
+"""A seed as quantizers take it: a SeedCounter has given its tensor."""
 
 
 class MlpForward(NamedTuple):
@@ -37,11 +38,11 @@ class MlpForward(NamedTuple):
     w2: Matrix
 
 
-class FirstLayer(NamedTuple, Generic[Given]):
+class FirstLayer(NamedTuple, Generic[AnyRows]):
     """fc1's result, and its operands as its GEMMs read them."""
 
     h: Tensor
-    x: Given | GroupedTensor
+    x: AnyRows | GroupedTensor
     w1: Matrix
 
 
@@ -55,41 +56,46 @@ class SecondLayer(NamedTuple):
 
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
     """y [M, N], and what backward may need of the way to it."""
-    seed1, seed2 = draw_in_forward(call)
-    aside = Aside.of(call, operands.w2, seed2)
-    first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1, aside)
-    second = second_layer(call, seed2, first.h, operands, aside)
+    seed1, seed2 = forward_seeds(call)
+    w2_quantizer = ConcurrentQuantizer.of(call, operands.w2, seed2)
+    first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1, w2_quantizer)
+    second = second_layer(call, seed2, first.h, operands, w2_quantizer)
     return MlpForward(second.y, first.h, first.x, first.w1, second.a, second.w2)
 
 
-def draw_in_forward(call: MlpCall) -> tuple[DrawnSeed, DrawnSeed]:
-    """The seeds with which forward rounds; None where nothing is rounded stochastically."""
+def forward_seeds(call: MlpCall) -> tuple[DrawnSeed, DrawnSeed]:
+    """The seeds with which the forward of fc1 and of fc2 rounds; None if neither rounds anything stochastically."""
     if call.fc1.layer.stochastic_forward or call.fc2.layer.stochastic_forward:
-        return call.draw(SeedCounter.current)
+        return call.seeds(SeedCounter.current)
     return None, None
 
 
 def first_layer(
-    call: MlpCall, seed: DrawnSeed, x: Given, w1: Tensor, bias1: Tensor | None, aside: Aside | None = None
-) -> FirstLayer[Given]:
-    """fc1's product of the rows x, with w2's quantizer beside it where there is one aside."""
+    call: MlpCall,
+    seed: DrawnSeed,
+    x: AnyRows,
+    w1: Tensor,
+    bias1: Tensor | None,
+    w2_quantizer: ConcurrentQuantizer | None = None,
+) -> FirstLayer[AnyRows]:
+    """fc1's product of the rows x. With `w2_quantizer`, w2 is quantized at the same time."""
     fc1 = call.fc1
     if call.block and bias1 is not None:
         bias1 = to_halves(bias1, call.block)
-    if aside is not None:
-        return FirstLayer(*aside.beside_first(seed, x, w1, bias1))
+    if w2_quantizer is not None:
+        return FirstLayer(*w2_quantizer.run_first_layer(seed, x, w1, bias1))
     return FirstLayer(*run_forward(fc1, seed, x, w1, bias1, None))
 
 
 def second_layer(
-    call: MlpCall, seed: DrawnSeed, h: Tensor, operands: Operands, aside: Aside | None = None
+    call: MlpCall, seed: DrawnSeed, h: Tensor, operands: Operands, w2_quantizer: ConcurrentQuantizer | None = None
 ) -> SecondLayer:
-    """fc2's product of h's activation, and of w2's codes where they were made aside."""
+    """fc2's product of h's activation and w2, whose codes are those of `w2_quantizer` if it was given to fc1."""
     fc2 = call.fc2
     a, fc2.x_codes = activation_of(call, h, operands.probs, seed)
     rows = h if a is None else a
-    if aside is not None:
-        fc2.w_made = aside.codes()
+    if w2_quantizer is not None:
+        fc2.w_made = w2_quantizer.w2_codes()
     return SecondLayer(*run_forward(fc2, seed, rows, operands.w2, operands.bias2, operands.bias2_scales))
 
 

@@ -1,4 +1,4 @@
-"""The gradients of a grouped MLP, wherever the operands that they read come from.
+"""The gradients of a grouped MLP. A BackwardOperands supplies the operands: those of an MLP, or of a MoE layer.
 
 dy quantized -> fc2's wgrad and dgrad -> activation's gradient + bias gradient + quantize -> fc1's dgrad and wgrad
 """
@@ -38,22 +38,23 @@ class Needs(NamedTuple):
 
 
 class BackwardOperands(Protocol):
-    """What backward reads. Methods are called once at most, and just before the result is read.
+    """The operands of a backward. Each method is called at most once, just before its result is read.
 
-    holds_dy    `dy` is the caller's own array, whose memory nobody gives back before the end
-    awaits_dy   dy is on its way from other ranks until `dy` or `dy_codes` is called: what does not read it comes first
+    holds_dy    whether `dy` is the caller's own array, whose memory stays in use until the backward ends
+    awaits_dy   whether dy is still on its way from other ranks, until `dy` or `dy_codes` is called: then whatever does
+                not read dy is computed first
 
-    dy       the gradient of y's rows, which the caller gives up
-    dy_codes the same as dgrad and as wgrad read it, quantized without rows, for a call that does not read `dy`; None
-             where it takes rows
-    dy_tokens the same where the tokens stand, for GEMMs alone; None where they take rows
-    h        fc1's result
-    x        the rows of x as fc1's wgrad reads them
-    a        the activation as fc2's wgrad reads it, of h
-    w1, w2   the weights as dgrad reads them
+    dy          the gradient of y's rows; the operands keep no reference to it
+    dy_codes    in place of `dy`: returns dy as dgrad and as wgrad read it, quantized from tokens without writing the
+                rows; None if the rows are needed
+    dy_tokens   in place of `dy`: returns tokens from which both GEMMs gather dy's rows; None if the rows are needed
+    h           fc1's result
+    x           the rows of x as fc1's wgrad reads them
+    a           the activation as fc2's wgrad reads it, computed from h
+    w1, w2      the weights as dgrad reads them
 
-    of_x        x's gradient, of that of its rows; it may be on its way from other ranks until it is asked for
-    done_with   nothing will read the operand of that name again: its memory may go
+    of_x        starts turning the gradient of x's rows into that of x, and returns a function that waits for the result
+    done_with   says that nothing will read this operand again, so that its memory may be freed
     """
 
     @property
@@ -110,7 +111,7 @@ class Gradients(NamedTuple):
 
 
 def check_whole(freed: bool) -> None:
-    """RuntimeError where an earlier backward, which an error broke off, has given back what this one would read."""
+    """RuntimeError if an earlier backward, which an error has ended early, has freed what this one would read."""
     if freed:
         raise RuntimeError(
             "this backward of a grouped MLP was broken off by an error, and codes that it had read are gone; call "
@@ -131,7 +132,7 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
 
 
 def _as_read(call: Call, dy: Tensor, seed: DrawnSeed) -> Matrix:
-    """The rows dy as quantized GEMMs read them."""
+    """The rows dy as quantized GEMMs read them: quantized, if the layer quantizes dy."""
     if call.probe is not None:
         call.probe.record("dy", dy, call.sizes, call.state)
     quantize = call.layer.quantize_dy
@@ -144,9 +145,12 @@ def is_postponed(call: Call) -> bool:
 
 
 class _BeforeActivation(NamedTuple):
-    """The gradient of fc1's result as fc1's GEMMs read it, plain or quantized; those of its bias and of probs.
+    """What the backward of the activation returns; None for what is not needed.
 
-    forward   the activation times probs, made again in the same pass
+    h, codes   the gradient of fc1's result, plain and quantized, each if one of fc1's GEMMs reads it so
+    bias       the gradient of fc1's bias
+    probs      the gradient of probs
+    forward    the activation times probs, computed again in the same pass
     """
 
     h: Tensor | None
@@ -157,14 +161,17 @@ class _BeforeActivation(NamedTuple):
 
 
 class _Backward:
-    """One backward, in steps. What no later step reads is given up before the next array is made: the peak of a
-    training step is here.
+    """One backward, in three steps: `read_dy`, `second_layer`, `first_layer`.
 
-    of_dgrad, of_wgrad   dy as fc2's GEMMs read it
-    dy_of_w2        dy for a wgrad that waits for the activation's gradient; None where it does not wait
-    h, a            fc1's result, and the activation as fc2's wgrad reads it
-    da              the activation's gradient
-    found, dx       gradients by their names in `Gradients`, and what waits for that of x
+    An array that no later step reads is dropped before the next one is allocated, because a training step's memory
+    peaks here.
+
+    of_dgrad, of_wgrad   dy as fc2's dgrad and wgrad read it
+    dy_of_w2   dy, if fc2's wgrad waits until the activation has been computed again, beside its gradient; else None
+    h, a       fc1's result, and the activation as fc2's wgrad reads it
+    da         the gradient of the activation's result
+    found      the gradients that are known, by their names in `Gradients`
+    dx         waits for the gradient of x
     """
 
     of_dgrad: Rows
@@ -189,10 +196,10 @@ class _Backward:
         self.seed2: DrawnSeed = None
         self.dy_stays = operands.holds_dy
         if self.multiplies and (call.plan.fc1.needs_seed or call.plan.fc2.needs_seed):
-            self.seed1, self.seed2 = call.draw(SeedCounter.take)
+            self.seed1, self.seed2 = call.seeds(SeedCounter.take)
 
     def read_dy(self) -> None:
-        """Set what the GEMMs read of dy; where that is not made of rows, dy's rows are never there."""
+        """Sets `of_dgrad` and `of_wgrad`; where these are made of tokens, the rows of dy are never written."""
         fc2, operands, needs = self.call.plan.fc2, self.operands, self.needs
         if self.multiplies and operands.awaits_dy:
             self.h = operands.h()
@@ -223,10 +230,10 @@ class _Backward:
             self.of_wgrad = codes if fc2.quantized_wgrad else dy
 
     def second_layer(self) -> None:
-        """fc2's wgrad, or what it needs later, and its dgrad."""
+        """fc2's dgrad, and its wgrad unless that waits for the activation."""
         fc2, needs, operands = self.call.plan.fc2, self.needs, self.operands
         self.h = operands.h() if self.h is None else self.h
-        # the pass that makes h's gradient makes the activation again, beside it, where dy takes no room until then
+        # the pass that computes h's gradient can compute the activation, too; to wait for it costs nothing if dy stays
         makes_both = self.call.plan.dact.without_codes is not None and self.reads_dh
         reads_values = needs.w2 and self.a is None and not fc2.quantized_wgrad
         self.dy_of_w2 = self.of_wgrad if reads_values and makes_both and self.dy_stays else None
@@ -241,7 +248,7 @@ class _Backward:
         del self.of_dgrad
 
     def first_layer(self) -> None:
-        """The activation's gradient, fc2's wgrad where it waited for that, and fc1's dgrad and wgrad."""
+        """The activation's gradient, fc2's wgrad if it has waited, and fc1's dgrad and wgrad."""
         call, operands = self.call, self.operands
         assert self.h is not None  # read by the second layer
         if not self.reads_dh:

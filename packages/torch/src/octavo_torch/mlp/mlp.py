@@ -21,7 +21,7 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
 from octavo_torch.linear.graph import graph_route
-from octavo_torch.linear.grouped import Rows
+from octavo_torch.linear.grouped import InputRows
 from octavo_torch.linear.prepare import mark_written, parameters_of
 from octavo_torch.linear.quantized_input import QUANTIZED, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
@@ -37,40 +37,46 @@ from octavo_torch.wgrad.postponed import DelayedWgrad
 _is_compiling = torch.compiler.is_compiling
 
 
-class Extras(NamedTuple):
-    """A call's operands other than x and the weights."""
+class OptionalOperands(NamedTuple):
+    """The operands of grouped_mlp that a call may leave out."""
 
     probs: Tensor | None = None
     bias1: Weights | None = None
     bias2: Weights | None = None
     bias2_scales: Tensor | None = None
 
+    def flattened(self, axes: LeadingAxes) -> OptionalOperands:
+        """With one axis of rows in place of x's leading axes."""
+        return self._replace(
+            probs=axes.of_rows("probs", self.probs), bias2_scales=axes.of_rows("bias2_scales", self.bias2_scales)
+        )
+
 
 def apply(
-    x: Rows,
+    x: InputRows,
     w1: Weights | QuantizedWeight,
     w2: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
-    extras: Extras,
+    optional: OptionalOperands,
     call: MlpCall,
 ) -> Tensor:
     """`grouped_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
-    if contexts.are_any() and contexts.matters(x):
-        operands = {"x": x, "w1": w1, "w2": w2, "group_sizes": group_sizes, **extras._asdict()}
-        call.keep_states_in_place()
+    if contexts.any_active() and contexts.concerns(x):
+        operands = {"x": x, "w1": w1, "w2": w2, "group_sizes": group_sizes, **optional._asdict()}
+        call.unwrap_states()
         return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
     if has_other_rank(x):
-        return _with_leading_axes(x, w1, w2, group_sizes, extras, call)
+        return _with_leading_axes(x, w1, w2, group_sizes, optional, call)
     recipe = call.recipe
-    first = parameters_of(w1, extras.bias1, ("w1", "bias1"))
-    second = parameters_of(w2, extras.bias2, ("w2", "bias2"))
+    first = parameters_of(w1, optional.bias1, ("w1", "bias1"))
+    second = parameters_of(w2, optional.bias2, ("w2", "bias2"))
     rows_or_codes, x_codes = x, None
     if isinstance(x, QUANTIZED):
         x, x_codes, group_sizes = rows_of(x, first.weight, group_sizes, recipe)
     if forward_ad._current_level >= 0:
-        check_no_tangent(x, *leaves_of(first.leaves), *leaves_of(second.leaves), *extras)
+        check_no_tangent(x, *leaves_of(first.leaves), *leaves_of(second.leaves), *optional)
     name = check_operands(x, first.weight, second.weight, call.activation)
-    arrays = Operands(x, first.weight, second.weight, extras.probs, first.bias, second.bias, extras.bias2_scales)
+    arrays = Operands(x, first.weight, second.weight, optional.probs, first.bias, second.bias, optional.bias2_scales)
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
     needed = Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or needs[3] or needs[4])
@@ -104,65 +110,62 @@ def _with_leading_axes(
     w1: Weights | QuantizedWeight,
     w2: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
-    extras: Extras,
+    optional: OptionalOperands,
     call: MlpCall,
 ) -> Tensor:
     """`apply` on the rows of an x [..., K]."""
     axes = LeadingAxes(x)
     call.out, call.grad_input = axes.buffer("out", call.out), axes.buffer("grad_input", call.grad_input)
-    flat = extras._replace(
-        probs=axes.of_rows("probs", extras.probs), bias2_scales=axes.of_rows("bias2_scales", extras.bias2_scales)
-    )
-    return axes.restored(apply(axes.flat(x), w1, w2, group_sizes, flat, call))
+    return axes.restored(apply(axes.flat(x), w1, w2, group_sizes, optional.flattened(axes), call))
 
 
 def _apply_named(
     call: MlpCall,
     *,
-    x: Rows,
+    x: InputRows,
     w1: Weights | QuantizedWeight,
     w2: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
-    **extras: Any,
+    **optional: Any,
 ) -> Tensor:
-    return apply(x, w1, w2, group_sizes, Extras(**extras), call)
+    return apply(x, w1, w2, group_sizes, OptionalOperands(**optional), call)
 
 
-_NAMES = frozenset(Extras._fields)
+_NAMES = frozenset(OptionalOperands._fields)
 
 
 def _apply_options(
-    x: Rows,
+    x: InputRows,
     w1: Weights | QuantizedWeight,
     w2: Weights | QuantizedWeight,
     *,
     group_sizes: GroupSizes | None = None,
     **options: Any,
 ) -> Tensor:
-    extras = Extras(**{name: value for name, value in options.items() if name in _NAMES})
+    optional = OptionalOperands(**{name: value for name, value in options.items() if name in _NAMES})
     call = MlpCall(**{name: value for name, value in options.items() if name not in _NAMES})
-    return apply(x, w1, w2, group_sizes, extras, call)
+    return apply(x, w1, w2, group_sizes, optional, call)
 
 
 _in_graph = graph_route(_apply_options)
 
 
 def run(
-    x: Rows,
+    x: InputRows,
     w1: Weights | QuantizedWeight,
     w2: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
-    extras: Extras,
+    optional: OptionalOperands,
     call: MlpCall,
 ) -> Tensor:
     """`apply`; under torch.compile as a part of the one graph."""
     if not _is_compiling():
-        return apply(x, w1, w2, group_sizes, extras, call)
-    return _in_graph(x, w1, w2, group_sizes=group_sizes, **extras._asdict(), **call.present())
+        return apply(x, w1, w2, group_sizes, optional, call)
+    return _in_graph(x, w1, w2, group_sizes=group_sizes, **optional._asdict(), **call.present())
 
 
 def grouped_mlp(
-    x: Rows,
+    x: InputRows,
     w1: Weights | QuantizedWeight,
     w2: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
@@ -227,7 +230,7 @@ def grouped_mlp(
         delayed_wgrad=delayed_wgrad,
         room=room,
     )
-    return run(x, w1, w2, group_sizes, Extras(probs, bias1, bias2, bias2_scales), call)
+    return run(x, w1, w2, group_sizes, OptionalOperands(probs, bias1, bias2, bias2_scales), call)
 
 
 def explain_mlp(

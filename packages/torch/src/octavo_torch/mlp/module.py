@@ -13,7 +13,7 @@ from octavo.unsaid import UNSAID, Unsaid
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.room import Room
-from octavo_torch.linear.grouped import Rows
+from octavo_torch.linear.grouped import InputRows
 from octavo_torch.mlp import mlp
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.call import MlpCall
@@ -83,7 +83,7 @@ class GroupedMLP(Experts):
 
     def forward(
         self,
-        x: Rows,
+        x: InputRows,
         group_sizes: GroupSizes | None,
         probs: Tensor | None = None,
         *,
@@ -115,11 +115,11 @@ class GroupedMLP(Experts):
             delayed_wgrad=self.delayed_wgrad,
             probes=self.own_probes,
         )
-        extras = mlp.Extras(probs, self.of_all_groups("bias1"), self.of_all_groups("bias2"), bias2_scales)
+        optional = mlp.OptionalOperands(probs, self.of_all_groups("bias1"), self.of_all_groups("bias2"), bias2_scales)
         adapters = self.adapters if lora is None else lora
         if adapters is not None:
-            return run_adapted(x, w1, w2, group_sizes, extras, call, adapters)
-        return mlp.run(x, w1, w2, group_sizes, extras, call)
+            return run_adapted(x, w1, w2, group_sizes, optional, call, adapters)
+        return mlp.run(x, w1, w2, group_sizes, optional, call)
 
     def explain(self, x: Tensor, group_sizes: GroupSizes) -> MlpPlan:
         """What a forward and backward with these runs, printable: backends, layouts, what is fused and what is not."""

@@ -14,7 +14,7 @@ from octavo_registry.contract.cards import GATED
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dense.module import Linear
-from octavo_torch.linear.grouped import Rows
+from octavo_torch.linear.grouped import InputRows
 from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.linear.weights import QuantizedWeight, check_own
@@ -78,7 +78,7 @@ class Sequential(nn.Module):
 
     def forward(
         self,
-        x: Rows,
+        x: InputRows,
         group_sizes: GroupSizes | None,
         probs: Tensor | None = None,
         *,
@@ -238,7 +238,7 @@ def _check_ends(
 
 def _fused(
     operations: Sequence[nn.Module],
-    x: Rows,
+    x: InputRows,
     group_sizes: GroupSizes | None,
     of_rows: tuple[Tensor | None, Tensor | None],
     weights: tuple[object, object],
@@ -268,8 +268,8 @@ def _fused(
         delayed_wgrad=None if stores == (None, None) else stores,
         probes=(first.probes[0], second.probes[0]) if first.probes and second.probes else None,
     )
-    extras = mlp.Extras(probs, first.biases, second.biases, bias2_scales)
-    return mlp.run(x, w1, w2, group_sizes, extras, call)
+    optional = mlp.OptionalOperands(probs, first.biases, second.biases, bias2_scales)
+    return mlp.run(x, w1, w2, group_sizes, optional, call)
 
 
 def _weight_for(layer: GroupedLinear, codes: object) -> Weights | QuantizedWeight:

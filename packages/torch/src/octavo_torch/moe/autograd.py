@@ -70,7 +70,10 @@ class SavedByName:
     def add(
         self, name: str, value: Matrix | None, own: bool = False, planes: tuple[str, ...] = PLANES_OF["columnwise"]
     ) -> None:
-        """Keeps `value`, of a quantized one these planes; nothing where there is no value. `own`: see Saved."""
+        """Keeps `value` under this name; nothing if it is None.
+
+        own, planes   see Saved
+        """
         if isinstance(value, GroupedTensor):
             value = replace(value, group_sizes=None)  # the call's own, which are kept once or made again
         if value is not None:
@@ -80,11 +83,11 @@ class SavedByName:
 class MoeContext(Context, Protocol):
     """autograd's ctx of a MoE layer.
 
-    saved    what is kept where, by name
-    seeds    with which forward rounded, where they are integers
-    reader   reads h's codes, where they are kept
-    freed    a backward has given back what it has read
-    dtypes   of the operands; x's is also that of the rows
+    saved    where each kept tensor is, by name
+    seeds    the seeds with which forward rounded, of fc1 and fc2; None for one that is a tensor, which is kept by name
+    reader   reads h's codes; None unless h is kept as codes
+    freed    whether a backward has freed what it has read
+    dtypes   of the operands; x's is also the dtype of its rows
     """
 
     call: MoeCall
@@ -173,7 +176,7 @@ def _kept(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForw
 
 
 def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read: Matrix, saved: SavedByName) -> None:
-    """The codes or the weight itself, as dgrad reads it, and of w1 also fprop where that is computed again."""
+    """Keeps the weight or its codes, as dgrad reads them; for w1 also as fprop does, if backward runs that again."""
     layer, codes = (call.plan.fc1, call.fc1.w_codes) if name == "w1" else (call.plan.fc2, call.fc2.w_codes)
     multiplies = name == "w1" and call.form == "recompute" and (call.plan.fc2.need_dx or call.plan.fc2.need_dw)
     of_fprop, of_dgrad = layer.w_planes
@@ -188,14 +191,14 @@ def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read:
 
 
 class _KeptOperands:
-    """What backward reads: kept, or made again of what is kept. dy [T, N] is that of the tokens, wherever they are."""
+    """The BackwardOperands of a MoE layer: kept, or computed again from what is kept. dy [T, N] is by token."""
 
     def __init__(self, ctx: MoeContext, dy: Tensor) -> None:
         call = self._call = ctx.call
         self._saved, self._tensors, self._reader = ctx.saved, ctx.saved_tensors, ctx.reader
         self._ctx, self._frees = ctx, may_free(dy)
         check_whole(ctx.freed)
-        # a list, which gives them up: they are not held to the end of the backward
+        # in a list, from which it is popped, so that it is not held until the backward ends
         self._dy = [(lambda: dy) if call.token_exchange is None else call.token_exchange.dispatch_gradient(dy)]
         self._seeds = [seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.seeds, strict=True)]
         choices = self._get("choices")
@@ -204,7 +207,7 @@ class _KeptOperands:
             self.places = Places(order, position, routed)
             call.set_sizes(self._group_sizes, order.shape[0])
         else:
-            # what a compiler's trace makes again of forward's own tensors, it would keep instead
+            # without _after, a compiler would find that forward has computed the same, and keep it
             self.places, self._group_sizes = call.place(choices if is_plain(dy) else _after(choices, dy))
         weights = self._get("weights")
         self.probs = None if weights is None else weights_as_rows(call, weights, self.places)
@@ -261,7 +264,7 @@ class _KeptOperands:
         again.fc1.w_codes = self._codes("w1")
         w1, tokens = self._get("w1"), self._tensor("x")
         rows = rows_for(again, self._seeds[0], tokens, self.places)
-        # where a product reads the codes alone, nobody looks at the weight
+        # if the product reads codes alone, any tensor will do as the weight
         return first_layer(again, self._seeds[0], rows, tokens if w1 is None else w1, self._get("bias1")).h
 
     def x(self) -> Rows:

@@ -1,4 +1,4 @@
-"""MoeCall: one call of a MoE layer, which is a call of its experts' MLP between two moves of rows."""
+"""MoeCall: one call of a MoE layer, which moves rows to the experts, calls their MLP, and moves its rows back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MoeOperands(NamedTuple):
 
 
 class MoveSet(NamedTuple):
-    """What moves rows: of tokens, of results, and of the choices' weights, each in its dtype."""
+    """The functions that route choices, and those that move rows of tokens, of results and of the choices' weights."""
 
     route: contract.Route[Tensor]
     tokens: Moves
@@ -50,8 +50,8 @@ class MoeCall(MlpCall):
     ep, exchange         the ranks that share the experts, and how tokens reach them; ep is None for this process alone
 
     moe       the resolved layer; `plan` is what its forward runs
-    moves     what moves rows
-    token_exchange   what carries tokens to other ranks; None within a process
+    moves     the functions that move rows
+    token_exchange   carries tokens to the ranks of their experts and back; None if this process has all experts
     """
 
     form: Form = "standard"
@@ -63,7 +63,7 @@ class MoeCall(MlpCall):
     token_exchange: TokenExchange | None = field(default=None, init=False)
 
     def place(self, choices: Tensor) -> tuple[Places, Tensor]:
-        """Where each choice's row is, and the experts' sizes, which the call's layers have from now on."""
+        """The places of the choices' rows, and the experts' sizes, which are set in the calls of both layers, too."""
         sizes, *parts = self.moves.route(choices, self.plan.fc1.groups)
         places = Places(*parts)
         if self.token_exchange is not None:
@@ -72,26 +72,26 @@ class MoeCall(MlpCall):
         return places, sizes
 
     def combine(self, moves: Moves, rows: Tensor, places: Places) -> Callable[[], Tensor]:
-        """The experts' rows, summed by token: of this process, or at each token's home, to where they are on their way
-        until the result is asked for."""
+        """Starts summing the experts' rows by token, on the rank that the token is from. Returns a function that waits
+        for the sums."""
         if self.token_exchange is not None:
             return self.token_exchange.combine(moves, rows, places)
         sums = moves.combine_rows(rows, places.position, places.routed, None)
         return lambda: sums
 
     def set_sizes(self, sizes: Tensor, rows: int) -> None:
-        """Both layers have these sizes from now on."""
+        """Sets the sizes in the calls of both layers, prepared where the plan prepares them."""
         prepare = self.moe.prepare
         self.fc1.sizes = self.fc2.sizes = sizes if prepare is None else prepare(sizes, rows, sizes)
 
     def forget_sizes(self) -> None:
-        """Drops the sizes: backward finds them again."""
+        """Drops the sizes, which backward sets again."""
         del self.fc1.sizes, self.fc2.sizes
 
     def again(self, plan: MlpPlan, scales: Sequence[Tensor] | None) -> MoeCall:
-        """This call for what backward computes a second time: nothing is recorded, and scales are forward's.
+        """A copy of this call for what backward computes a second time, by `plan`: it records nothing.
 
-        scales   of delayed scaling, fc1's and fc2's, as they were
+        scales   the scales of delayed scaling with which forward quantized, fc1's and fc2's; None for other recipes
         """
         call = copy(self)
         call.plan, call.record = plan, False

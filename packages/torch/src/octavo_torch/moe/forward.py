@@ -16,23 +16,23 @@ from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.dispatch.layer import Matrix, Rows
 from octavo_torch.linear.autograd import RowValues, quantize_operand
 from octavo_torch.linear.call import Call
-from octavo_torch.mlp.aside import Aside
 from octavo_torch.mlp.call import Operands
-from octavo_torch.mlp.forward import DrawnSeed, draw_in_forward, first_layer, second_layer
+from octavo_torch.mlp.concurrent_quantizer import ConcurrentQuantizer
+from octavo_torch.mlp.forward import DrawnSeed, first_layer, forward_seeds, second_layer
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, keep_rows
 from octavo_torch.moe.permutation_autograd import Places
 
 Arriving = Callable[[], Tensor]
-"""Waits for tokens [T, K], where they come from other ranks; asked once."""
+"""Returns the tokens [T, K], once they have come from other ranks. It is called once."""
 
 
 class MoeForward(NamedTuple):
-    """y [T, N], and what backward may need of the way to it; None for what the call's form does not keep.
+    """y [T, N], and what backward may need; None for what the call's form does not keep.
 
-    tokens   [T, K], as they have come
+    tokens   [T, K] of this rank's experts
     sizes    int64 [G], rows of each expert
-    seeds    with which both layers' operands were rounded; None where all round to nearest
+    seeds    the seeds with which the operands of fc1 and of fc2 were rounded; None where they round to nearest
     x, a     the operands of the two layers as their GEMMs read them
     h        fc1's result
     w1, w2   the weights as the layers' GEMMs read them
@@ -51,24 +51,24 @@ class MoeForward(NamedTuple):
 
 
 def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving) -> MoeForward:
-    """y [T, N], and what backward reads of the way to it; x is asked for when its rows have their places."""
+    """y [T, N], and what backward may need. `arriving` is called when the places of its rows are known."""
     _, w1, w2, weights, bias1, bias2 = operands
     keeps_all = call.form == "keep_all"
     places, sizes = call.place(choices)
     probs = weights_as_rows(call, weights, places)
-    seeds = draw_in_forward(call)
+    seeds = forward_seeds(call)
     x = arriving()
     rows = rows_for(call, seeds[0], x, places)
-    aside = Aside.of(call, w2, seeds[1])
-    h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, aside)
+    w2_quantizer = ConcurrentQuantizer.of(call, w2, seeds[1])
+    h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, w2_quantizer)
     _record(call.fc1, call.moe.recorded[0], rows, matrices1)
     kept_x = _kept_x(call, rows, rows_read) if keeps_all else None
-    # gone before fc2's operands are made
+    # freed before fc2's operands are allocated
     del rows, rows_read
     call.fc1.x_codes = None
     kept_h = h if call.moe.hidden is None else keep_rows(call.moe.hidden, h, call.sizes, call.backend)
     of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
-    y, a, matrices2 = second_layer(call, seeds[1], h, of_second, aside)
+    y, a, matrices2 = second_layer(call, seeds[1], h, of_second, w2_quantizer)
     _record(call.fc2, call.moe.recorded[1], a, matrices2)
     combined = call.combine(call.moves.results, y, places)()
     return MoeForward(
@@ -78,10 +78,10 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
 
 
 def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands, Arriving]:
-    """What the experts of this rank compute from: choices, operands, and a function that waits for the tokens.
+    """The choices and operands that the experts of this rank work on, and a function that waits for their tokens.
 
-    Within one process these are the arguments. Over ranks the choices are among this rank's experts, and the operands
-    have the weights of those choices; w1 and w2 are quantized while tokens travel, because that needs no tokens.
+    Within one process these are the arguments. Over ranks, the choices are those for this rank's experts, from all
+    ranks, and the operands have their weights; w1 and w2 are quantized while the tokens travel.
     """
     if call.token_exchange is None:
         return choices, operands, lambda: operands.x
@@ -92,7 +92,7 @@ def arrive(call: MoeCall, choices: Tensor, operands: MoeOperands) -> tuple[Tenso
 
 
 def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
-    seeds = draw_in_forward(call)
+    seeds = forward_seeds(call)
     for layer_call, weight, seed in zip((call.fc1, call.fc2), operands[1:3], seeds, strict=True):
         quantize = layer_call.layer.quantize_w
         if quantize is not None and layer_call.w_codes is None:
@@ -100,8 +100,11 @@ def _quantize_weights(call: MoeCall, operands: MoeOperands) -> None:
 
 
 def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowValues:
-    """What fc1 reads as its rows: rows permuted from tokens x; or x, or its codes, with the places of its rows, if the
-    GEMM gathers them; or, if x is quantized without permuting it, x itself, after the call got codes of its rows."""
+    """What `first_layer` takes as fc1's rows, made of the tokens x.
+
+    If the GEMM gathers its rows: x, or codes of x, together with the places of the rows. If the rows are quantized from
+    the tokens: x itself, which nothing reads, because `call.fc1.x_codes` is set. Otherwise the permuted rows.
+    """
     if call.moe.x_gathered and call.fc1.probe is None:
         return TokenRows(x, *places)
     if not call.moe.x_of_tokens or call.fc1.probe is not None:
@@ -113,14 +116,14 @@ def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowVa
 
 
 def quantize_once(quantizer: QuantizePlan, operand: Operand, tokens: Tensor, places: Places) -> TokenRows[Tensor]:
-    """The codes of tokens, which are those of all rows of a token, for a GEMM that gathers them."""
+    """The tokens, each quantized once, for a GEMM that gathers its rows' codes: all rows of one token have the same."""
     return TokenRows(quantizer.run(tokens[None], operand=operand), *places)
 
 
 def quantize_tokens(
     call: Call, quantizer: QuantizePlan, operand: Operand, tokens: Tensor, places: Places, seed: DrawnSeed
 ) -> GroupedTensor:
-    """As `quantize_operand` of the rows that the choices make of `tokens`, without writing these rows."""
+    """What `quantize_operand` returns for the rows that the choices make of `tokens`, without writing these rows."""
     of_tokens, state = quantizer.bound.of_tokens, call.state
     assert of_tokens is not None  # the plan says so
     records = state is not None and call.record
@@ -144,14 +147,17 @@ def weights_as_rows(call: MoeCall, weights: Tensor, places: Places) -> Tensor:
 
 
 def _kept_x(call: MoeCall, values: RowValues, read: Rows) -> Matrix | None:
-    """x by row as fc1's wgrad reads it, of its values and of what forward's product has read; None where no wgrad reads
-    rows."""
+    """The rows of x as fc1's wgrad reads them; None if it gathers them.
+
+    values   the rows in high precision
+    read     the rows as forward's product has read them
+    """
     rows = read if call.plan.fc1.quantized_wgrad else values
     return None if call.moe.wgrad_gathers or isinstance(rows, TokenRows) else rows
 
 
 def _record(call: Call, operands: Sequence[Operand], x: Rows, w: Matrix) -> None:
-    """The amax of operands that backward alone quantizes, into delayed scaling's state."""
+    """Records, in delayed scaling's state, the amax of operands that only backward quantizes."""
     if call.state is None or not call.record:
         return
     pairs: tuple[tuple[Operand, Rows], ...] = (("x", x), ("w", w))

@@ -22,7 +22,7 @@ from octavo_torch.dispatch.room import Room
 from octavo_torch.functions.logits import router_logits
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.experts import Experts, QuantizedWeights
-from octavo_torch.mlp.mlp import Extras
+from octavo_torch.mlp.mlp import OptionalOperands
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.explain import Given, MoeReport, explain_moe
@@ -259,8 +259,8 @@ class MoE(Experts):
 
         def experts(rows: Tensor, sizes: Tensor, probs: Tensor) -> Tensor:
             # a weight multiplies the activation, and fc2's bias apart, as in moe_mlp
-            extras = Extras(probs, routed.bias1, routed.bias2, None if routed.bias2 is None else probs)
-            return run_adapted(rows, w1, w2, sizes, extras, call, adapters)
+            optional = OptionalOperands(probs, routed.bias1, routed.bias2, None if routed.bias2 is None else probs)
+            return run_adapted(rows, w1, w2, sizes, optional, call, adapters)
 
         if self.ep is not None:
             given = tokens, routed.choices, routed.weights

@@ -60,9 +60,9 @@ def apply(
     if call.ep is not None:
         weights_given = (w.weight if isinstance(w, QuantizedWeight) else w for w in (w1, w2))
         check_wrapper(call.ep, (leaf for weight in weights_given for leaf in leaves_of(weight)))
-    if contexts.are_any() and contexts.matters(x):
+    if contexts.any_active() and contexts.concerns(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
-        call.keep_states_in_place()
+        call.unwrap_states()
         return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
     first = parameters_of(w1, routed.bias1, ("w1", "bias1"))
     second = parameters_of(w2, routed.bias2, ("w2", "bias2"))

@@ -17,26 +17,34 @@ Planes = tuple[bool, bool]
 
 
 class DyOnce(NamedTuple):
-    """The two quantizers of a dy whose tokens dgrad gathers: of tokens, and of rows for wgrad, where that is needed."""
+    """The two quantizers of dy if dgrad gathers its rows from the codes of tokens.
+
+    tokens    quantizes each token once, for dgrad
+    columns   quantizes the columns of the rows, for wgrad; None if wgrad needs none
+    """
 
     tokens: QuantizePlan
     columns: QuantizePlan | None
 
 
 class MoePlan:
-    """The two halves of an MLP's plan, for one form.
+    """An MLP's plan as a MoE layer of one form runs it: what forward computes, and what backward computes again.
 
-    forward    what forward runs; the GEMMs and the gradients' quantizers of backward are in it, too. Of x, the
-               activation and the weights it computes the planes that fprop reads, and those that are kept
-    backward   the quantizers of the other planes
-    hidden     what quantizes fc1's result, where it is kept as codes
-    x_of_tokens, dy_of_tokens   forward quantizes x, and backward dy, where the tokens stand: no GEMM reads their rows
-    x_once     of these, what quantizes each token of x once, whose codes the product gathers; None: codes are of rows
-    dy_once    likewise of dy, for dgrad, and what quantizes its columns for wgrad
-    x_gathered, dy_gathered     forward's GEMM reads x, and backward's dy, where the tokens stand: nothing is quantized
-    wgrad_gathers  fc1's wgrad reads x where the tokens stand: no rows of it are kept, or made again
-    recorded   of each layer the operands whose amax forward records although it does not quantize them
-    prepare    makes of group sizes what everything here takes in their place; None: sizes as they are
+    forward    the MLP that forward runs. Of x, the activation and the weights it quantizes the planes that fprop reads
+               and those that are kept. Backward's GEMMs and the quantizers of dy are in it, too
+    backward   the MLP whose quantizers backward runs for the planes that are not kept
+    hidden     the quantizer of fc1's result; None unless the form keeps that as codes
+
+    Rows that are not written, because what reads them reads the tokens:
+
+    x_of_tokens, dy_of_tokens   x, or dy, is quantized from its tokens
+    x_once     in addition, the product gathers codes of x: the quantizer of its tokens, each once. None: it reads rows
+    dy_once    the same for dy, see DyOnce
+    x_gathered, dy_gathered     nothing is quantized, and the GEMMs gather rows of x, or of dy, from the tokens
+    wgrad_gathers               fc1's wgrad gathers rows of x from the tokens, so they are neither kept nor made again
+
+    recorded   for each layer, the operands whose amax forward records without quantizing them
+    prepare    prepares group sizes for everything here; None: they are taken as they are
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Which backend fuses a quantizer with the activation, the gradient or the norm before it, or why none does."""
+"""Finds the backend that fuses a quantizer with the activation, gradient or norm before it; or says why none does."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Values = Callable[..., Extras]
 
 @dataclass(frozen=True)
 class Fused:
-    """One fused quantizer of a layer.
+    """The activation or the gradient that a layer quantizes, and the backend's function for both steps together.
 
-    plan, run   None where it is composed of torch's operations and the layer's own quantizer, for the reason in `why`
-    codes       a GEMM reads what it quantizes
-    array       a GEMM reads what it quantizes as it is, before that
-    values      the same without the quantizer, for where nobody reads codes; None: the backend has no such function
+    plan, run   None if the two steps run one after the other, for the reason that `why` gives
+    codes       whether a GEMM reads the quantized result
+    array       whether a GEMM reads the result in high precision
+    values      the backend's function for the first step alone; None if it has none
     """
 
     plan: Plan | None
@@ -50,7 +50,7 @@ class Fused:
 
     @property
     def without_codes(self) -> Values | None:
-        """`values` where nobody reads codes."""
+        """`values` if nothing reads codes, else None."""
         return None if self.codes else self.values
 
     def __str__(self) -> str:
@@ -60,12 +60,12 @@ class Fused:
 
 
 def activation_quantizer(layer: Layer, activation: Activation) -> Fused:
-    """act(h) times probabilities, quantized as the layer's x."""
+    """The layer's x: act(h) times probs, quantized."""
     return _fused("act_quantize", layer, "x", activation, array=not layer.quantized_fprop)
 
 
 def gradient_quantizer(layer: Layer, activation: Activation) -> Fused:
-    """The gradient of h, quantized as the layer's dy."""
+    """The layer's dy: the gradient of h, quantized."""
     array = (layer.need_dx and not layer.quantized_dgrad) or (layer.need_dw and not layer.quantized_wgrad)
     return _fused("dact_quantize", layer, "dy", activation, array=array)
 
@@ -86,7 +86,7 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
 
 
 def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: BackendNames) -> Plan | str:
-    """The plan of a fused operation beside the plan of the operation that it is fused with; or why there is none."""
+    """The plan of a fused operation, given the plan of the operation that would be fused; or why there is none."""
     return fusing(partial(registry.plan, backend=backend), chosen, request, codes=codes)
 
 

@@ -4,7 +4,7 @@ Forward:   x by row -> fc1 -> h -> activation -> fc2 -> rows summed by token, we
 Backward:  dy by row -> fc2's gradients -> activation's gradient -> fc1's gradients -> dx summed by token
 
 What is kept in between is the plan's form: everything, or x by token and h, or h as codes, or x alone. Whatever else
-the backward pass reads is made again (`octavo_jax.moe.layer.made_again`).
+the backward pass reads is computed again (`octavo_jax.moe.layer.recomputed`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from octavo_jax.arrays.sizes import end_of
 from octavo_jax.linear.computed_operands import ComputedOperand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import Context, GemmOperand, wgrad_x
 from octavo_jax.mlp import autograd as mlp_autograd
-from octavo_jax.mlp.autograd import Passed, States
+from octavo_jax.mlp.autograd import Intermediates, States
 from octavo_jax.moe.layer.forms import keep_rows
-from octavo_jax.moe.layer.kept import Kept, Places, alone, kept_kernel
-from octavo_jax.moe.layer.made_again import MadeAgain
+from octavo_jax.moe.layer.kept import Kept, Places, kept_kernel, without_sizes
 from octavo_jax.moe.layer.plan import MoePlan
+from octavo_jax.moe.layer.recomputed import Recomputed
 from octavo_jax.moe.layer.tokens import Tokens, gathered_rows, gathers, quantize_tokens, reads_tokens
 from octavo_jax.moe.permutation import (
     Saved,
@@ -40,8 +40,13 @@ from octavo_jax.remat.checkpoint_names import name_planes
 
 
 class MoeArrays(NamedTuple):
-    """What has a gradient: x [T, K], weights [T, k] float32, kernels [G, K, C] and [G, F, N], biases [G, C] and [G, N];
-    and the gradients themselves."""
+    """The arrays of a call that have a gradient; or, returned by the backward pass, their gradients.
+
+    x         [T, K]
+    weights   [T, k] float32
+    wi, wo    [G, K, C] and [G, F, N]
+    bi, bo    [G, C] and [G, N]
+    """
 
     x: Array
     weights: Array
@@ -53,27 +58,27 @@ class MoeArrays(NamedTuple):
 
 def _forward(
     plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
-) -> tuple[tuple[Array, States], Passed, Array]:
-    """((y, states), what the experts made on the way, their results)."""
+) -> tuple[tuple[Array, States], Intermediates, Array]:
+    """((y, states), the experts' intermediate arrays, their results)."""
     tokens = Tokens(a.x, *places)
     rows = tokens.rows()
     probs = None if plan.on_output else weights_by_row(a.weights, places.order)
     arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs, None if a.bo is None else probs)
     x1 = _x_of_tokens(plan, rows, tokens, states, context)
     gathered = gathered_rows(plan.forward.fc1, "x", "fprop", tokens, context)
-    (results, states), passed = mlp_autograd.forward(plan.forward, arrays, states, context, x1, gathered)
+    (results, states), intermediates = mlp_autograd.forward(plan.forward, arrays, states, context, x1, gathered)
     end = end_of(context.group_sizes)
     if plan.on_output:
         y = weighted_sum(results, a.weights, places.position, end, plan.out_dtype, plan.moves)
     else:
         y = sum_of_choices(results, places.position, end, plan.out_dtype, plan.moves)
-    return (y, states), passed, results
+    return (y, states), intermediates, results
 
 
 def _x_of_tokens(
     plan: MoePlan, rows: Array, tokens: Tokens, states: States, context: Context
 ) -> ComputedOperand | None:
-    """fc1's x, quantized from the tokens; None where its rows are read anyway, or have to be."""
+    """fc1's x, quantized from the tokens; None if it is quantized from its rows, because something reads these."""
     fc1 = plan.forward.fc1
     read: tuple[Gemm, ...] = ("fprop", "wgrad") if plan.form == "keep_all" else ("fprop",)
     if not reads_tokens(fc1, fc1.plan.quantize_x, "x", read):
@@ -91,26 +96,26 @@ def kept_by(
     plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
 ) -> tuple[tuple[Array, States], Kept]:
     """The layer's result, and what its backward pass reads."""
-    plan = plan.trained()
-    result, passed, results = _forward(plan, a, places, states, context)
+    plan = plan.for_training()
+    result, intermediates, results = _forward(plan, a, places, states, context)
     fc1, fc2, keeps_all, recomputes = plan.mlp.fc1, plan.mlp.fc2, plan.form == "keep_all", plan.form == "recompute"
     keeps_rows = keeps_all and not gathers(fc1, "x", "wgrad")
-    h: GemmOperand = passed.y1
+    h: GemmOperand = intermediates.y1
     if plan.form == "lean":
-        codes = keep_rows(passed.y1, context.group_sizes, fc1.options.backend)
+        codes = keep_rows(intermediates.y1, context.group_sizes, fc1.options.backend)
         h = name_planes(codes, fc1.options.checkpoint_name)
     return result, Kept(
         plan=plan,
         again=(plan.forward, plan.backward),
         x=None if keeps_rows else a.x,
-        x1=alone(wgrad_x(fc1, passed.x1.array, passed.x1.q)) if keeps_rows else None,
-        x2=alone(wgrad_x_if_quantized(fc2, passed.x2)) if keeps_all else None,
+        x1=without_sizes(wgrad_x(fc1, intermediates.x1.array, intermediates.x1.q)) if keeps_rows else None,
+        x2=without_sizes(wgrad_x_if_quantized(fc2, intermediates.x2)) if keeps_all else None,
         h=None if recomputes else h,
         results=None if recomputes or not plan.on_output else results,
         weights=a.weights,
         places=places,
-        wi=kept_kernel(plan, fc1, a.wi, passed.w1, recomputes),
-        wo=kept_kernel(plan, fc2, a.wo, passed.w2, recomputes and plan.on_output),
+        wi=kept_kernel(plan, fc1, a.wi, intermediates.w1, recomputes),
+        wo=kept_kernel(plan, fc2, a.wo, intermediates.w2, recomputes and plan.on_output),
         bi=a.bi,
         bo=a.bo,
         context=context,
@@ -122,18 +127,18 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
     dy, later = cotangents
     plan = kept.plan
     if plan.form != "keep_all" or plan.weight_codes == "remake":
-        # Without it XLA would keep the forward's own values for what is made again, which is the same expression.
+        # Without a barrier XLA would find equal expressions and keep the forward's values, not compute them again.
         kept, dy = lax.optimization_barrier((kept, dy))  # type: ignore[no-untyped-call]
     (order, position), end = kept.places, end_of(kept.context.group_sizes)
-    made = MadeAgain(kept)
-    saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), made.results, kept.weights)
+    recomputed = Recomputed(kept)
+    saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), recomputed.results, kept.weights)
     read = None
     if plan.on_output:
         drows, dweights = weighted_gradients(saved, dy, plan.moves)
     else:
         drows, dweights = rows_gradient(saved, dy), None
-        read = made.dy_read(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position))
-    gradients, states = mlp_autograd.backward(made.residuals(), (drows, later), read)
+        read = recomputed.dy_read(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position))
+    gradients, states = mlp_autograd.backward(recomputed.residuals(), (drows, later), read)
     if dweights is None:
         assert gradients.probs is not None
         of_rows = gradients.probs if gradients.bo_scales is None else gradients.probs + gradients.bo_scales

@@ -22,15 +22,18 @@ Some = TypeVar("Some", bound=GemmOperand | None)
 
 
 class Places(NamedTuple):
-    """Where rows are: `order` [R] and `position` [T, k] of a Routing."""
+    """Which choice each row is for, and where each choice's row is: `order` [R] and `position` [T, k] of a Routing."""
 
     order: Array
     position: Array
 
 
 class KeptKernel(NamedTuple):
-    """A kernel as the backward pass reads it: the array where a GEMM reads it, or codes are made of it again, and codes
-    of the planes that are kept."""
+    """A kernel as the backward pass reads it.
+
+    array   if a GEMM reads it, or if codes are made of it again
+    codes   with the planes that are kept; None if none are
+    """
 
     array: Array | None
     codes: GroupedTensor | None
@@ -39,16 +42,16 @@ class KeptKernel(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Kept:
-    """What the backward pass reads; None for what the form makes again.
+    """What the backward pass reads; None for what it computes again, because the form does not keep it.
 
-    plan          with its gradients
-    again         the MLPs that quantize as the forward pass did, and what the gradients read
+    plan          with its gradients planned
+    again         two MLPs that quantize again: one what the forward pass has quantized, one what the gradients read
     x             [T, K]
-    x1, x2        operands of both kernels' gradients, of "keep_all"; x2 is None where it would be an array
+    x1, x2        what the gradients of both kernels read, in "keep_all"; x2 is None if it would be an array
     h             fc1's result, or codes of it
-    results       [R, N] of the experts, which the gradient of weights on them reads
-    bi, bo        dtypes of gradients; h and the results are computed again with them
-    states        scales, and histories with the forward's amaxes
+    results       [R, N] of the experts, if the gradient of their weights reads them
+    bi, bo        read for the dtypes of their gradients, and to compute h and the results again
+    states        with the forward's amaxes
     """
 
     plan: MoePlan = field(metadata={"static": True})
@@ -71,7 +74,7 @@ class Kept:
 def kept_kernel(
     plan: MoePlan, layer: Layer, kernel: Array, codes: GroupedTensor | None, multiplies: bool
 ) -> KeptKernel:
-    """The kernel as dgrad reads it, and where `multiplies` is True as fprop does."""
+    """The kernel as dgrad reads it, and as fprop does if the backward pass `multiplies` with it again."""
     read: tuple[Gemm, ...] = ("fprop", "dgrad") if multiplies else ("dgrad",)
     quantized = [gemm for gemm in read if layer.plan.recipe.quantizes(gemm)]
     kept = codes if quantized and plan.weight_codes == "keep" else None
@@ -81,7 +84,7 @@ def kept_kernel(
 
 
 def plane_of(layer: Layer, codes: GroupedTensor, gemm: Gemm) -> GroupedTensor:
-    """A kernel's codes with the plane that this GEMM reads alone."""
+    """A kernel's codes with only the plane that this GEMM reads."""
     of_rows = readers("w", layer.plan.fprop.request.weight)[0] == gemm
     direction: Direction = "rowwise" if of_rows else "columnwise"
     plane = one_plane(codes, direction)
@@ -89,6 +92,6 @@ def plane_of(layer: Layer, codes: GroupedTensor, gemm: Gemm) -> GroupedTensor:
     return plane
 
 
-def alone(operand: Some) -> Some:
-    """Codes without the group sizes, which are kept once."""
+def without_sizes(operand: Some) -> Some:
+    """`operand`, whose codes no longer hold the group sizes: these are kept once, in the Context."""
     return replace(operand, group_sizes=None) if isinstance(operand, GroupedTensor) else operand

@@ -36,9 +36,9 @@ class MoePlan:
     out_dtype: DTypeLike
     moves: Moves
 
-    def trained(self) -> MoePlan:
+    def for_training(self) -> MoePlan:
         """The layer with its gradients planned, too."""
-        return replace(self, mlp=self.mlp.trained()).known()
+        return replace(self, mlp=self.mlp.for_training()).known()
 
     def known(self) -> MoePlan:
         """The plan of these fields: the same object for the same ones."""

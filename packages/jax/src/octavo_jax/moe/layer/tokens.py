@@ -1,4 +1,4 @@
-"""Rows of a router's choices, quantized or multiplied where the tokens stand: no program writes the rows themselves."""
+"""Rows of a router's choices that are never written: quantizers and GEMMs read the tokens instead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tokens(NamedTuple):
     position: Array
 
     def rows(self) -> Array:
-        """The rows, for whoever reads them."""
+        """The rows, written out."""
         return token_rows(*self)
 
     def gathered(self, operand: Array | GroupedTensor, context: Context) -> TokenRows[Array]:
@@ -38,9 +38,9 @@ class Tokens(NamedTuple):
 
 
 def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read: tuple[Gemm, ...]) -> bool:
-    """Whether `plan` makes the operand's codes from tokens, and of these GEMMs none reads the rows.
+    """Whether `plan` quantizes the operand from tokens, and none of the GEMMs `read` reads its rows unquantized.
 
-    On a mesh the rows have to be a device's own, as inside the caller's shard_map.
+    False on a mesh, unless each device has whole rows of its own, as inside the caller's shard_map.
     """
     if plan is None or plan.bound.of_tokens is None or not holds_rows(layer, operand):
         return False
@@ -48,19 +48,19 @@ def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read
 
 
 def gathers(layer: Layer, operand: Operand, *gemms: Gemm) -> bool:
-    """Whether these GEMMs multiply the operand, in high precision, where the tokens stand."""
+    """Whether all these GEMMs gather the operand's rows, in high precision, from the tokens."""
     return holds_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
 
 
 def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
-    """Whether this GEMM multiplies codes of the operand's tokens, each quantized once, where these stand."""
+    """Whether this GEMM gathers the codes of the operand's rows from tokens that are each quantized once."""
     return holds_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
 
 
 def gathered_rows(
     layer: Layer, operand: Operand, gemm: Gemm, tokens: Tokens, context: Context
 ) -> TokenRows[Array] | None:
-    """What this GEMM reads of tokens in the place of rows; None where it reads rows."""
+    """The tokens, or their codes, from which this GEMM gathers its rows; None if it reads the rows themselves."""
     if gathers(layer, operand, gemm):
         return tokens.gathered(tokens.x, context)
     return gathered_codes(layer, operand, gemm, tokens, context)
@@ -69,8 +69,8 @@ def gathered_rows(
 def gathered_codes(
     layer: Layer, operand: Operand, gemm: Gemm, tokens: Tokens, context: Context
 ) -> TokenRows[Array] | None:
-    """The same of a GEMM that reads codes; None where it reads rows, or values."""
-    if not gathers_codes(layer, operand, gemm) or tokens.x.shape[0] == 0:  # of no rows quantizers make no matrix
+    """The codes of tokens from which this GEMM gathers its rows; None if it does not gather codes."""
+    if not gathers_codes(layer, operand, gemm) or tokens.x.shape[0] == 0:  # quantizers take no matrix without rows
         return None
     codes = layer.quantizer_of_tokens(operand).run(undifferentiated(tokens.x)[None], operand=operand)
     return tokens.gathered(named(layer, codes, operand), context)
@@ -84,8 +84,8 @@ def quantize_tokens(
     context: Context,
     history: ScalingHistory | None,
 ) -> tuple[GroupedTensor, ScalingHistory | None]:
-    """As `octavo_jax.linear.operands.quantize_operand` of the tokens' rows, bit for bit."""
-    assert plan is not None  # `reads_tokens` has looked
+    """What `octavo_jax.linear.operands.quantize_operand` returns for the tokens' rows, bit for bit."""
+    assert plan is not None  # else `reads_tokens` is False
     of_tokens = plan.bound.of_tokens
     assert of_tokens is not None
     arguments = context.quantizer_arguments(plan, operand, history)

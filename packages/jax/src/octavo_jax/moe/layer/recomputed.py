@@ -1,4 +1,4 @@
-"""What a MoE layer's backward pass makes again, by the functions that made it in the forward pass: no bit differs."""
+"""What a MoE layer's backward pass computes again, by the same functions as the forward pass and with the same bits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from octavo_jax.moe.layer.tokens import Tokens, gathered_codes, gathered_rows, g
 from octavo_jax.moe.permutation import weights_by_row
 
 
-class MadeAgain:
-    """The experts' arrays, of what was kept."""
+class Recomputed:
+    """The arrays that the experts' own backward pass reads, taken from what was kept or computed again from it."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept, self._context = kept, kept.context
@@ -31,7 +31,7 @@ class MadeAgain:
         self._probs = None if plan.on_output else weights_by_row(kept.weights, places.order)
         self._h = self._fc1_result()
         self.results = self._results() if plan.on_output and kept.results is None else kept.results
-        """[R, N] of the experts, where weights multiply them."""
+        """The experts' results [R, N]; None unless the weights multiply these."""
 
     def residuals(self) -> Residuals:
         """What the experts' own backward pass reads."""
@@ -75,7 +75,7 @@ class MadeAgain:
         return rows, quantize_operand(quantize, fc1, rows, "x", self._context, history)[0]
 
     def dy_read(self, dy: Tokens) -> DyRead:
-        """The gradient of the experts' results, quantized or multiplied where that of the tokens stands."""
+        """What is read of the tokens' gradient `dy` instead of the rows that their choices make of it."""
         fc2 = self._kept.plan.mlp.fc2
         quantize = fc2.plan.quantize_dy
         if gathers(fc2, "dy", "dgrad", "wgrad"):
@@ -99,7 +99,7 @@ class MadeAgain:
         """fprop of fc1 (0) or fc2 (1), once more."""
         mlp, context = self._kept.again[0], (self._context, self._later)[number]
         layer = (mlp.fc1, mlp.fc2)[number]
-        # Where the product reads codes alone, nobody looks at the array.
+        # Where the product reads codes alone, any array will do.
         w = self._kept.weights if kernel.array is None else stored_weight(layer, kernel.array)
         wq = kernel.codes
         if wq is None:

@@ -1,4 +1,4 @@
-"""What stands between two products that run one after the other: the activation in one pass, where a backend has it."""
+"""The activation of a product's rows, differentiable, by a backend's function that computes it in one pass."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from octavo_torch.quantizers.fused import Fused, activation_quantizer, gradient_
 _VALUES = HighPrecision()
 
 
-class _Between(NamedTuple):
-    """An activation and its gradient as a backend computes them, of values and of nothing else."""
+class _BackendActivation(NamedTuple):
+    """The functions of a backend for an activation and its gradient, not quantized; see Fused where it has none."""
 
     name: Activation
     act: Fused
@@ -34,24 +34,24 @@ class _Between(NamedTuple):
 
     @property
     def prepare(self) -> PrepareFunction | None:
-        """Makes of group sizes what both take in their place; None: sizes as they are."""
+        """Prepares group sizes for both functions; None: they take the sizes as they are."""
         return shared_prepare(part.plan.prepare for part in (self.act, self.dact) if part.plan)
 
 
 class _Context(AutogradContext, Protocol):
-    between: _Between
+    activation: _BackendActivation
     sizes: Sizes
 
 
 class _Activated(torch.autograd.Function):
-    """act(h) times probabilities, and both gradients. Rows past the sum of the sizes mean nothing."""
+    """act(h) times probabilities, and both gradients. Rows past the sum of the sizes hold arbitrary values."""
 
     @staticmethod
-    def forward(ctx: _Context, h: Tensor, probs: Tensor | None, sizes: Sizes, between: _Between) -> Tensor:
+    def forward(ctx: _Context, h: Tensor, probs: Tensor | None, sizes: Sizes, activation: _BackendActivation) -> Tensor:
         ctx.save_for_backward(h, probs)
-        ctx.sizes, ctx.between = sizes, between
-        run = between.act.run
-        assert run is not None  # the caller composes it then
+        ctx.sizes, ctx.activation = sizes, activation
+        run = activation.act.run
+        assert run is not None  # else activate_rows has called `activate`
         activated = run(h, sizes, probs=probs, operand="x", wanted=("activated",))[1].activated
         assert activated is not None  # always there, see Extras
         return activated
@@ -59,7 +59,7 @@ class _Activated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         check_no_graph(dy)
-        (h, probs), (name, _, dact) = ctx.saved_tensors, ctx.between
+        (h, probs), (name, _, dact) = ctx.saved_tensors, ctx.activation
         need_h, need_probs = ctx.needs_input_grad[:2]
         assert h is not None
         with torch.no_grad():
@@ -74,7 +74,7 @@ class _Activated(torch.autograd.Function):
         return extras.activated, dprobs, None, None
 
 
-_between: Memo[_Between] = Memo()
+_known: Memo[_BackendActivation] = Memo()
 
 
 def activate_rows(
@@ -84,12 +84,13 @@ def activate_rows(
     group_sizes: GroupSizes | None,
     backend: str | tuple[str, ...] | None,
 ) -> Tensor:
-    """`octavo_torch.activate` of the rows of groups, in one pass where the backend that multiplies `h` has one.
+    """`octavo_torch.activate` of the rows `h`: in one pass if the backend that has computed `h` has such a function.
 
-    h            [M, C], a product's result; probs [M] fp32
+    h            [M, C], a product's result
+    probs        [M] fp32
     group_sizes  [G], which the product has checked
 
-    Rows past the sum of the sizes mean nothing.
+    Rows past the sum of the sizes hold arbitrary values.
     """
     if group_sizes is None or torch.compiler.is_compiling() or transforms_active():
         return activate(h, name, probs=probs)
@@ -99,15 +100,15 @@ def activate_rows(
     features = h.shape[1] // 2 if name in GATED else h.shape[1]
     weight = torch.empty((sizes.shape[0], h.shape[1], features), device="meta")
     layer = layer_for(_VALUES, h, weight, at_host, True, False, backend, wants_graph(h))
-    between = _between.get((id(layer), name), lambda: _resolved(layer, name), layer)
-    if between.act.run is None:
+    activation = _known.get((id(layer), name), lambda: _resolved(layer, name), layer)
+    if activation.act.run is None:
         return activate(h, name, probs=probs)
-    prepare = between.prepare
+    prepare = activation.prepare
     y: Tensor = _Activated.apply(  # type: ignore[no-untyped-call]
-        h, probs, sizes if prepare is None else prepare(sizes, h.shape[0], h), between
+        h, probs, sizes if prepare is None else prepare(sizes, h.shape[0], h), activation
     )
     return y
 
 
-def _resolved(layer: Layer, name: Activation) -> _Between:
-    return _Between(name, activation_quantizer(layer, name), gradient_quantizer(layer, name))
+def _resolved(layer: Layer, name: Activation) -> _BackendActivation:
+    return _BackendActivation(name, activation_quantizer(layer, name), gradient_quantizer(layer, name))

@@ -1,4 +1,4 @@
-"""w2 quantized on a stream beside the caller's, while fc1's product runs: `Room.w2`."""
+"""Quantizes w2 on a stream of its own while fc1's product runs on the caller's: `Room.w2`."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from torch import Tensor
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Matrix
-from octavo_torch.linear.autograd import Given, product, quantize_operand, read_operands
+from octavo_torch.linear.autograd import AnyRows, product, quantize_operand, read_operands
 from octavo_torch.memo import Bounded
 from octavo_torch.mlp.call import MlpCall
 
 
-class Aside:
-    """The quantizer of one call's w2, between two points of the caller's stream: see `beside_first` and `codes`.
+class ConcurrentQuantizer:
+    """Quantizes one call's w2: `run_first_layer` starts it, and `w2_codes` has the caller's stream wait for its end.
 
-    A stream of its own waits for the first point and the caller's for the last, by events alone: a capture holds both
-    streams, and no bit depends on which is faster. A call that raises in between has the caller's stream wait, too,
-    before the memory that the quantizer reads can be somebody else's.
+    The streams wait for each other by events alone, so a CUDA graph can capture both, and no bit depends on which is
+    faster. If the call raises in between, the caller's stream waits all the same, so that the memory which the
+    quantizer reads is not given away before it has been read.
     """
 
-    def __init__(self, call: MlpCall, w2: Tensor, seed: int | Tensor | None, left: int) -> None:
-        """left: multiprocessors that fc1's product leaves to the quantizer."""
-        self._call, self._w2, self._seed, self._left = call, w2, seed, left
+    def __init__(self, call: MlpCall, w2: Tensor, seed: int | Tensor | None, left_free: int) -> None:
+        """left_free: multiprocessors that fc1's product does not use, for the quantizer."""
+        self._call, self._w2, self._seed, self._left_free = call, w2, seed, left_free
         self._main, self._side = streams(w2.device)
         self._codes: GroupedTensor | None = None
 
     @staticmethod
-    def of(call: MlpCall, w2: Tensor, seed: int | Tensor | None) -> Aside | None:
-        """None where w2 is quantized in turn, or not at all."""
+    def of(call: MlpCall, w2: Tensor, seed: int | Tensor | None) -> ConcurrentQuantizer | None:
+        """The call's, if its Room asks for one; None if w2 is quantized after fc1's product, or not at all."""
         room, fc2 = call.room, call.fc2
         if room is None or room.w2 is None or fc2.layer.quantize_w is None:
             return None
         if not has_streams(w2) or fc2.probe is not None or (fc2.w_codes or fc2.w_made) is not None:
             return None
-        return Aside(call, w2, seed, max(room.w2, room.gemms))
+        return ConcurrentQuantizer(call, w2, seed, max(room.w2, room.gemms))
 
-    def beside_first(
-        self, seed: int | Tensor | None, x: Given, w1: Tensor, bias1: Tensor | None
-    ) -> tuple[Tensor, Given | GroupedTensor, Matrix]:
-        """`run_forward` of fc1, whose product has w2's quantizer beside it."""
+    def run_first_layer(
+        self, seed: int | Tensor | None, x: AnyRows, w1: Tensor, bias1: Tensor | None
+    ) -> tuple[Tensor, AnyRows | GroupedTensor, Matrix]:
+        """`run_forward` of fc1, with w2's quantizer running beside its product."""
         fc1, fc2 = self._call.fc1, self._call.fc2
         read = read_operands(fc1, seed, x, w1)
         before = self._main.record_event()
         # launched first, so that its CTAs have their multiprocessors before the quantizer's many take what is left
-        h = product(fc1, fc1.layer.leaving(self._left).fprop, (x, w1), read, bias1, None)
+        h = product(fc1, fc1.layer.leaving(self._left_free).fprop, (x, w1), read, bias1, None)
         quantize = fc2.layer.quantize_w
         assert quantize is not None  # see `of`
         self._side.wait_event(before)
@@ -56,10 +56,10 @@ class Aside:
             self._done = self._side.record_event()
         return h, *read
 
-    def codes(self) -> GroupedTensor:
+    def w2_codes(self) -> GroupedTensor:
         """w2's codes, which the caller's stream may read from now on."""
         codes, self._codes = self._codes, None
-        assert codes is not None  # `beside_first` has run
+        assert codes is not None  # `run_first_layer` has run
         self._wait()
         for name in PLANES:
             plane: Tensor | None = getattr(codes, name)
@@ -82,14 +82,14 @@ def has_streams(tensor: Tensor) -> bool:
     return tensor.is_cuda and is_plain(tensor)
 
 
-_beside: Bounded[tuple[int, int], torch.cuda.Stream] = Bounded()
+_side_streams: Bounded[tuple[int, int], torch.cuda.Stream] = Bounded()
 
 
 def streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """The caller's stream on the device, and the one that is beside it in every call."""
+    """The caller's stream on the device, and the stream that runs beside it in every call."""
     main = torch.cuda.current_stream(device)
     key = main.device_index, main.cuda_stream
-    side = _beside.get(key)
+    side = _side_streams.get(key)
     if side is None:
-        side = _beside[key] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side = _side_streams[key] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return main, side
