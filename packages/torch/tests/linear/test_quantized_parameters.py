@@ -110,6 +110,24 @@ def test_initializers_and_copies(rng: np.random.Generator) -> None:
     check_equal(planes(twin.weight1), planes(coded.weight1))
 
 
+def test_a_copy_shares_what_its_original_shares(rng: np.random.Generator) -> None:
+    """Square blocks have one tensor of codes in both planes. A copy had two: twice the memory, and a quantizer that
+    writes one of them refused it."""
+    recipe = octavo.BlockScaling()
+    spec = recipe.quantizer("w")
+    assert spec is not None
+    weight = CodedWeight(octavo_torch.quantize(torch.randn(G, F, K), spec, backend=REFERENCE), recipe, torch.bfloat16)
+    assert weight.codes.rowwise is weight.codes.columnwise
+    values = torch.randn(G, F, K).bfloat16()
+    wanted = octavo_torch.quantize(values, spec)
+    for made in (weight.clone(), weight.to(torch.float32), copy.deepcopy(weight)):
+        assert isinstance(made, CodedWeight)
+        assert made.codes.rowwise is made.codes.columnwise
+        assert made.codes.nbytes() == weight.codes.nbytes()
+        made.copy_(values)
+        assert torch.equal(octavo_torch.dequantize(made.codes), octavo_torch.dequantize(wanted))
+
+
 def test_codes_that_backward_reads_must_not_change_before_it(rng: np.random.Generator) -> None:
     """An in-place write between forward and backward is an error of autograd, as with any weight."""
     coded, _ = both("GroupedLinear", "mxfp8")

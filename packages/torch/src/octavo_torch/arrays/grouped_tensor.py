@@ -118,6 +118,14 @@ def with_planes(
     return GroupedTensor(spec, group_sizes, **{name: planes[of] for name, of in first.items()})
 
 
+def on_device(tensor: GroupedTensor, device: torch.device, *, copy: bool = False) -> GroupedTensor:
+    """The tensor on `device`. A tensor that is in two planes stays one, as quantizers that write such codes need it."""
+    first = first_of_same(tensor)
+    planes = {name: getattr(tensor, name).to(device, copy=copy) for name in dict.fromkeys(first.values())}
+    sizes = tensor.group_sizes
+    return with_planes(tensor.spec, planes, first, None if sizes is None else sizes.to(device, copy=copy))
+
+
 def check_planes(name: str, tensor: GroupedTensor) -> None:
     """ValueError where a plain plane has not the shape that the spec says; other layouts are known to backends alone.
 

@@ -15,11 +15,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
 from octavo.errors import printable
 from octavo_torch.arrays.checks import brief, check_flag, check_module, check_path
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import on_device
 from octavo_torch.checkpoint import codes
 from octavo_torch.checkpoint.recipes import check_recipes_json, recipe_layers, recipes_json
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -112,7 +111,7 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
         for plane in codes.to_tensors(name, weight_codes):
             del tensors[plane]
         device = layer._parameters[parameter].device  # type: ignore[union-attr]
-        coded[name] = codes.weight_of(layer, _moved(weight_codes, device), dtype, number)
+        coded[name] = codes.weight_of(layer, on_device(weight_codes, device), dtype, number)
     state = module.state_dict()
     for name, value in tensors.items():
         if name in state:
@@ -230,11 +229,6 @@ def _check_like(name: str, own: Tensor | None, shape: torch.Size, dtype: torch.d
     if own is None or own.shape != shape or own.dtype is not dtype:
         here = "absent" if own is None else f"{own.dtype} {list(own.shape)}"
         raise ValueError(f"{name} is {dtype} {list(shape)} in the checkpoint and {here} here; create a matching module")
-
-
-def _moved(codes: GroupedTensor, device: torch.device) -> GroupedTensor:
-    moved: GroupedTensor = pytree.tree_map_only(Tensor, lambda plane: plane.to(device), codes)
-    return moved
 
 
 __all__ = ["digest", "load_checkpoint", "save_checkpoint"]

@@ -12,7 +12,13 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec, Recipe
 from octavo_torch.arrays.checks import brief, check_dtype, check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.grouped_tensor import GroupedTensor, check_planes, first_of_same, with_planes
+from octavo_torch.arrays.grouped_tensor import (
+    GroupedTensor,
+    check_planes,
+    first_of_same,
+    on_device,
+    with_planes,
+)
 from octavo_torch.arrays.interleaving import check_stored_interleave, to_halves
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
@@ -92,7 +98,7 @@ class CodedWeight(Valueless):
                     return cls(weight.codes, weight.recipe, weight.dtype, weight.interleave)
         if func in _COPIES and isinstance(weight, cls):
             device = options.get("device") or weight.device
-            codes = pytree.tree_map_only(Tensor, lambda plane: plane.to(device, copy=True), weight.codes)
+            codes = on_device(weight.codes, device, copy=True)
             return cls(codes, weight.recipe, options.get("dtype") or weight.dtype, weight.interleave)
         if func in _NEW:
             like = torch.empty((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
