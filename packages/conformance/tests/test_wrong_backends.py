@@ -54,6 +54,8 @@ DEQUANTIZED_WEIGHTS = "quantizer::test_dequantized_bits_of_weights"
 NO_ROWS = "gemm::test_no_rows"
 SUMS = "gemm::test_wgrad_accumulates"
 OUT = "gemm::test_poisoned_out_is_overwritten"
+FP32 = "gemm::test_fp32_result"
+NOT_FINITE = "not_finite::test_what_is_not_finite_is_not_lost"
 BATCHES = "batch::test_a_row_has_the_same_bits_in_every_batch"
 
 FAULTS: dict[str, Planted] = {
@@ -97,6 +99,8 @@ FAULTS: dict[str, Planted] = {
     "adds-fp32": Planted({SUMS}, {PRODUCT, OUT}, "mxfp8"),
     "returns-alone": Planted({OUT, SUMS}, {PRODUCT, EMPTY}, "block or mxfp8"),
     "fused-offset": Planted({ACT}, {BITS, ALONE, NORM}, "nvfp4 or mxfp8"),
+    "swallows-nan": Planted({NOT_FINITE}, {PRODUCT, BITS}, "row or bf16"),
+    "unpromoted": Planted({FP32}, {PRODUCT, BITS, REPEATS}, "row"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

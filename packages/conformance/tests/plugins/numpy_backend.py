@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
+from numpy_sums import sums_of_14_bits
 
 import octavo_numerics
 from octavo.quantizer import Direction
@@ -235,9 +236,11 @@ class NumpyBackend(Backend):
         if self.fault == "varies" and self._calls % 2:
             half = a.shape[1] // 2
             return a[:, half:] @ b[:, half:].T + a[:, :half] @ b[:, :half].T
-        return a @ b.T
+        return sums_of_14_bits(a, b) if self.fault == "unpromoted" else a @ b.T
 
     def _result(self, values: Any, request: Request, out: Any) -> Any:
+        if self.fault == "swallows-nan":
+            values = np.nan_to_num(values)
         if self.fault == "truncates" and request.out_dtype == "bfloat16":
             values = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
         result = values.astype(DTYPES[request.out_dtype])

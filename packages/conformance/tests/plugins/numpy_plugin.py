@@ -49,6 +49,8 @@ FAULTS = (
     "adds-fp32",
     "returns-alone",
     "fused-offset",
+    "swallows-nan",
+    "unpromoted",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}
@@ -56,10 +58,11 @@ ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block
 
 
 def card(name: str) -> BackendCard:
-    """The whole support table; "numpy-undeclared" keeps NVFP4 to itself, and "numpy-sees-batch" promises what numpy's
-    BLAS does not."""
+    """The whole support table; "numpy-undeclared" keeps NVFP4 to itself, "numpy-sees-batch" promises what numpy's BLAS
+    does not, and "numpy-unpromoted" sums as Hopper does, with one recipe whose scales cover a whole sum."""
     recipes = KINDS - {"nvfp4"} if name == "numpy-undeclared" else KINDS
-    recipes = frozenset({ONE_RECIPE[name]}) if name in ONE_RECIPE else recipes
+    one = {**ONE_RECIPE, "numpy-unpromoted": "row"}
+    recipes = frozenset({one[name]}) if name in one else recipes
     row = Capability(
         square_columns=True,
         ops=QUANTIZERS | {"dequantize", "fprop", "dgrad", "wgrad"},
@@ -68,6 +71,7 @@ def card(name: str) -> BackendCard:
         device="cpu",
         graph_safe=True,
         batch_invariant=name == "numpy-sees-batch",
+        accumulation="hopper_fp8" if name == "numpy-unpromoted" else "fp32",
     )
     return BackendCard(name=name, api_level=5, capabilities=(row,))
 
