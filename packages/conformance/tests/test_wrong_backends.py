@@ -20,6 +20,7 @@ class Planted:
 
 BITS = "quantizer::test_bits"
 SUBNORMAL = "quantizer::test_bits_of_subnormal_inputs"
+EDGES = "quantizer::test_bits_where_scales_turn"
 PRODUCT = "gemm::test_product_is_within_its_bound"
 OTHER_PRODUCT = "gemm::test_product_of_what_else_is_declared"
 REPEATS = "gemm::test_gemm_repeats_bitwise"
@@ -62,6 +63,7 @@ FAULTS: dict[str, Planted] = {
     "half-away": Planted({BITS}, {BIAS, REPEATS}, "mxfp8"),
     "flushes": Planted({SUBNORMAL}, {BITS}, "row"),
     "floor-e8m0": Planted({BITS, "properties::test_mx_blocks_do_not_saturate"}, {BIAS}, "mxfp8"),
+    "log2-e8m0": Planted({EDGES}, {BIAS, AMAX}, "mxfp8"),
     "no-saturation": Planted({BITS}, {EMPTY, ZERO_TAIL}, "delayed"),
     "wrong-column-scale": Planted({BITS}, {EMPTY, ZERO_TAIL}, "block"),
     "empty-shift": Planted({BITS, ORDER}, {EMPTY, REPEATS}, "current"),

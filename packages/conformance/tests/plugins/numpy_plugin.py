@@ -51,6 +51,7 @@ FAULTS = (
     "fused-offset",
     "swallows-nan",
     "unpromoted",
+    "log2-e8m0",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}
