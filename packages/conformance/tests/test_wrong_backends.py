@@ -57,6 +57,9 @@ SUMS = "gemm::test_wgrad_accumulates"
 OUT = "gemm::test_poisoned_out_is_overwritten"
 FP32 = "gemm::test_fp32_result"
 NOT_FINITE = "not_finite::test_what_is_not_finite_is_not_lost"
+STEPS = "optimizer::test_steps_of_adamw"
+SCALED = "optimizer::test_scaled_gradients_and_steps_that_are_skipped"
+ROWS = "optimizer::test_rows_of_a_larger_tensor"
 BATCHES = "batch::test_a_row_has_the_same_bits_in_every_batch"
 
 FAULTS: dict[str, Planted] = {
@@ -103,6 +106,9 @@ FAULTS: dict[str, Planted] = {
     "fused-offset": Planted({ACT}, {BITS, ALONE, NORM}, "nvfp4 or mxfp8"),
     "swallows-nan": Planted({NOT_FINITE}, {PRODUCT, BITS}, "row or bf16"),
     "unpromoted": Planted({FP32}, {PRODUCT, BITS, REPEATS}, "row"),
+    "short-seed": Planted({STEPS, SCALED, ROWS}, {BITS}, "bf16 or row"),
+    "never-skips": Planted({SCALED}, {STEPS, ROWS}, "bf16"),
+    "all-from-row-0": Planted({ROWS}, {STEPS, SCALED}, "bf16"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

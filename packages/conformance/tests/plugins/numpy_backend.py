@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
+from numpy_optimizer import step_in_place
 from numpy_scales import LOWER, with_lower_scales
 from numpy_sums import sums_of_14_bits
 
@@ -216,6 +217,10 @@ class NumpyBackend(Backend):
         return octavo_numerics.dequantize(
             q, "rowwise" if self.fault == "one-plane" and q.rowwise is not None else direction
         )
+
+    def adamw_step(self, request: Request, arrays: Any, how: Any, out: Any = None) -> None:
+        """The definition's, in place."""
+        step_in_place(self.fault, arrays, how, out)
 
     # GEMMs
 

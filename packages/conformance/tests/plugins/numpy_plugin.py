@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability
+from octavo_registry.contract.cards import OPTIMIZERS, QUANTIZERS, BackendCard, Capability
 
 KINDS = frozenset({"high_precision", "delayed", "current", "row", "block", "mxfp8", "nvfp4"})
 
@@ -52,6 +52,9 @@ FAULTS = (
     "swallows-nan",
     "unpromoted",
     "log2-e8m0",
+    "never-skips",
+    "short-seed",
+    "all-from-row-0",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}
@@ -74,7 +77,9 @@ def card(name: str) -> BackendCard:
         batch_invariant=name == "numpy-sees-batch",
         accumulation="hopper_fp8" if name == "numpy-unpromoted" else "fp32",
     )
-    return BackendCard(name=name, api_level=5, capabilities=(row,))
+    masters = frozenset({"float32", "bfloat16"})
+    step = row.model_copy(update={"ops": OPTIMIZERS, "recipes": frozenset({"high_precision"}), "out_dtypes": masters})
+    return BackendCard(name=name, api_level=5, capabilities=(row,) if name in one else (row, step))
 
 
 def octavo_backends() -> list[BackendCard]:
