@@ -20,6 +20,7 @@ class Planted:
 
 BITS = "quantizer::test_bits"
 SUBNORMAL = "quantizer::test_bits_of_subnormal_inputs"
+EDGES = "quantizer::test_bits_where_scales_turn"
 PRODUCT = "gemm::test_product_is_within_its_bound"
 OTHER_PRODUCT = "gemm::test_product_of_what_else_is_declared"
 REPEATS = "gemm::test_gemm_repeats_bitwise"
@@ -54,12 +55,18 @@ DEQUANTIZED_WEIGHTS = "quantizer::test_dequantized_bits_of_weights"
 NO_ROWS = "gemm::test_no_rows"
 SUMS = "gemm::test_wgrad_accumulates"
 OUT = "gemm::test_poisoned_out_is_overwritten"
+FP32 = "gemm::test_fp32_result"
+NOT_FINITE = "not_finite::test_what_is_not_finite_is_not_lost"
+STEPS = "optimizer::test_steps_of_adamw"
+SCALED = "optimizer::test_scaled_gradients_and_steps_that_are_skipped"
+ROWS = "optimizer::test_rows_of_a_larger_tensor"
 BATCHES = "batch::test_a_row_has_the_same_bits_in_every_batch"
 
 FAULTS: dict[str, Planted] = {
     "half-away": Planted({BITS}, {BIAS, REPEATS}, "mxfp8"),
     "flushes": Planted({SUBNORMAL}, {BITS}, "row"),
     "floor-e8m0": Planted({BITS, "properties::test_mx_blocks_do_not_saturate"}, {BIAS}, "mxfp8"),
+    "log2-e8m0": Planted({EDGES}, {BIAS, AMAX}, "mxfp8"),
     "no-saturation": Planted({BITS}, {EMPTY, ZERO_TAIL}, "delayed"),
     "wrong-column-scale": Planted({BITS}, {EMPTY, ZERO_TAIL}, "block"),
     "empty-shift": Planted({BITS, ORDER}, {EMPTY, REPEATS}, "current"),
@@ -97,6 +104,11 @@ FAULTS: dict[str, Planted] = {
     "adds-fp32": Planted({SUMS}, {PRODUCT, OUT}, "mxfp8"),
     "returns-alone": Planted({OUT, SUMS}, {PRODUCT, EMPTY}, "block or mxfp8"),
     "fused-offset": Planted({ACT}, {BITS, ALONE, NORM}, "nvfp4 or mxfp8"),
+    "swallows-nan": Planted({NOT_FINITE}, {PRODUCT, BITS}, "row or bf16"),
+    "unpromoted": Planted({FP32}, {PRODUCT, BITS, REPEATS}, "row"),
+    "short-seed": Planted({STEPS, SCALED, ROWS}, {BITS}, "bf16 or row"),
+    "never-skips": Planted({SCALED}, {STEPS, ROWS}, "bf16"),
+    "all-from-row-0": Planted({ROWS}, {STEPS, SCALED}, "bf16"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

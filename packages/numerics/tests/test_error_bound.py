@@ -49,6 +49,35 @@ def test_honest_fp32_results_pass(out_dtype: DType, k: int, sums: Any, rng: np.r
     assert all(0 < ratio <= 1 for ratio in report.t2.values())
 
 
+@pytest.mark.parametrize("k", [64, 1024, 4096])
+def test_honest_sums_of_products_that_are_alike_pass(k: int, rng: np.random.Generator) -> None:
+    """Equal products are rounded alike, and small ones beside a large one are lost alike: neither is an error of a sum
+    in fp32, and a sum of 14 bits is one."""
+    alike = [np.repeat(rng.uniform(0.5, 2, (8, 1)).astype(np.float32), k, axis=1) for _ in range(2)]
+    small = [np.full((8, k), 2.0**-12, np.float32), np.full((8, k), 2.0**-13, np.float32)]
+    for part in small:
+        part[:, 0] = 1
+    bound = error_bound(RECIPE, k, out_dtype="float32")
+    for a, b in (alike, small):
+        honest = sequential(a, b)
+        report = bound.check(honest, a, b, zero_mean=False)
+        assert report.passed, report.describe()
+        assert not bound.check(honest * np.float32(1 - 2.0**-11), a, b, zero_mean=False).passed
+
+
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
+def test_honest_sums_of_subnormal_products_pass(out_dtype: DType, rng: np.random.Generator) -> None:
+    """Each product is rounded to fp32's least number, and so each of 700 may be off by half of it; the sum may not be
+    zero for that."""
+    a, b = (10.0 ** rng.uniform(-23, -22, (8, 700)).astype(np.float32) for _ in range(2))
+    honest = sequential(a, b)
+    bound = error_bound(RECIPE, 700, out_dtype=out_dtype)
+    report = bound.check(honest.astype(OUT[out_dtype]), a, b, zero_mean=False)
+    assert report.passed, report.describe()
+    if out_dtype == "float32":
+        assert not bound.check(np.zeros_like(honest), a, b, zero_mean=False).passed
+
+
 @pytest.mark.parametrize("recipe", [MXFP8(), CurrentScaling()])
 def test_dequantized_operands_pass(recipe: Any, rng: np.random.Generator) -> None:
     """Real operands: quantized activations and weights, fp32 sums, bfloat16 result, in all three GEMMs' shapes."""

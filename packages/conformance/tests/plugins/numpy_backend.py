@@ -9,6 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
+from numpy_optimizer import step_in_place
+from numpy_scales import LOWER, with_lower_scales
+from numpy_sums import sums_of_14_bits
 
 import octavo_numerics
 from octavo.quantizer import Direction
@@ -187,8 +190,8 @@ class NumpyBackend(Backend):
             if tail.size and not np.isfinite(tail).all():
                 x[0, 0] = np.nan
         q = octavo_numerics.quantize(x, spec, given, **rest)
-        if fault == "floor-e8m0" and spec.scaling == "mxfp8":
-            q = _floor(x, q, given)
+        if fault in LOWER and spec.scaling == "mxfp8":
+            q = with_lower_scales(x, q, given, fault)
         if fault == "empty-shift" and given is not None and spec.scaling in ("current", "delayed"):
             packed = np.zeros_like(q.rowwise_scale if q.rowwise_scale is not None else q.columnwise_scale)
             for name in ("rowwise_scale", "columnwise_scale"):
@@ -215,6 +218,10 @@ class NumpyBackend(Backend):
             q, "rowwise" if self.fault == "one-plane" and q.rowwise is not None else direction
         )
 
+    def adamw_step(self, request: Request, arrays: Any, how: Any, out: Any = None) -> None:
+        """The definition's, in place."""
+        step_in_place(self.fault, arrays, how, out)
+
     # GEMMs
 
     def _values(self, q: Any, direction: Direction) -> Any:
@@ -235,9 +242,11 @@ class NumpyBackend(Backend):
         if self.fault == "varies" and self._calls % 2:
             half = a.shape[1] // 2
             return a[:, half:] @ b[:, half:].T + a[:, :half] @ b[:, :half].T
-        return a @ b.T
+        return sums_of_14_bits(a, b) if self.fault == "unpromoted" else a @ b.T
 
     def _result(self, values: Any, request: Request, out: Any) -> Any:
+        if self.fault == "swallows-nan":
+            values = np.nan_to_num(values)
         if self.fault == "truncates" and request.out_dtype == "bfloat16":
             values = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
         result = values.astype(DTYPES[request.out_dtype])
@@ -338,18 +347,3 @@ def _tf32(values: Any) -> Any:
     """Rounded to ten bits of a significand, as tensor cores read fp32 that nobody told them to keep."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-def _floor(x: Any, q: QuantizedArray, sizes: Any) -> QuantizedArray:
-    """OCP's floor rule: one exponent less wherever the mantissa of amax is past the format's."""
-    quantizer = q.spec.quantizer
-    if q.rowwise_scale is None or q.rowwise is None or quantizer.square or quantizer.format != "e4m3" or sizes is None:
-        return q
-    lower = np.maximum(q.rowwise_scale.astype(np.int64) - 1, 0).astype(np.uint8)
-    total = int(sizes.sum())
-    spread = np.repeat(lower, 32, axis=1)[:, : x.shape[1]].astype(np.int64)
-    with np.errstate(all="ignore"):
-        scaled = x[:total].astype(np.float32) * np.exp2(127.0 - spread[:total]).astype(np.float32)
-    codes = q.rowwise.view(np.uint8).copy()
-    codes[:total] = octavo_numerics.cast(scaled.astype(np.float32), "e4m3")
-    return replace(q, rowwise=codes.view(q.rowwise.dtype), rowwise_scale=lower)

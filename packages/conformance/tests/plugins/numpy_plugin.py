@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_registry.contract.cards import QUANTIZERS, BackendCard, Capability
+from octavo_registry.contract.cards import OPTIMIZERS, QUANTIZERS, BackendCard, Capability
 
 KINDS = frozenset({"high_precision", "delayed", "current", "row", "block", "mxfp8", "nvfp4"})
 
@@ -49,6 +49,12 @@ FAULTS = (
     "adds-fp32",
     "returns-alone",
     "fused-offset",
+    "swallows-nan",
+    "unpromoted",
+    "log2-e8m0",
+    "never-skips",
+    "short-seed",
+    "all-from-row-0",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}
@@ -56,10 +62,11 @@ ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block
 
 
 def card(name: str) -> BackendCard:
-    """The whole support table; "numpy-undeclared" keeps NVFP4 to itself, and "numpy-sees-batch" promises what numpy's
-    BLAS does not."""
+    """The whole support table; "numpy-undeclared" keeps NVFP4 to itself, "numpy-sees-batch" promises what numpy's BLAS
+    does not, and "numpy-unpromoted" sums as Hopper does, with one recipe whose scales cover a whole sum."""
     recipes = KINDS - {"nvfp4"} if name == "numpy-undeclared" else KINDS
-    recipes = frozenset({ONE_RECIPE[name]}) if name in ONE_RECIPE else recipes
+    one = {**ONE_RECIPE, "numpy-unpromoted": "row"}
+    recipes = frozenset({one[name]}) if name in one else recipes
     row = Capability(
         square_columns=True,
         ops=QUANTIZERS | {"dequantize", "fprop", "dgrad", "wgrad"},
@@ -68,8 +75,11 @@ def card(name: str) -> BackendCard:
         device="cpu",
         graph_safe=True,
         batch_invariant=name == "numpy-sees-batch",
+        accumulation="hopper_fp8" if name == "numpy-unpromoted" else "fp32",
     )
-    return BackendCard(name=name, api_level=5, capabilities=(row,))
+    masters = frozenset({"float32", "bfloat16"})
+    step = row.model_copy(update={"ops": OPTIMIZERS, "recipes": frozenset({"high_precision"}), "out_dtypes": masters})
+    return BackendCard(name=name, api_level=5, capabilities=(row,) if name in one else (row, step))
 
 
 def octavo_backends() -> list[BackendCard]:

@@ -8,9 +8,11 @@ T1, each element:  |e| <= u_out |C| + c S.
     significand of p bits (Higham, "Accuracy and Stability of Numerical Algorithms", section 2.1). The second is the
     summation: each partial sum is at most S, and each of its roundings at most u S. In fp32, K independent roundings
     of zero mean leave sqrt(K) of them (Higham and Mary, 2019), and 4 standard deviations are allowed:
-    c = 4 sqrt(K) 2^-24. Hopper's tensor cores truncate instead: bf16 products at 2^-23 of the running sum once for
-    each 16 along K, and once for the products themselves; FP8 products in a 14-bit accumulator, 2^-9 over one promotion
-    interval of at most 128, and 2^-8 K / 128 where nothing is promoted. An interval that is begun counts whole.
+    c = 4 sqrt(K) 2^-24. Products that are alike, or small beside their sum, are rounded alike, so that data without
+    zero mean may need all K of them: c = K 2^-24 where that is more (Higham, section 3.1). Hopper's tensor cores
+    truncate instead: bf16 products at 2^-23 of the running sum once for each 16 along K, and once for the products
+    themselves; FP8 products in a 14-bit accumulator, 2^-9 over one promotion interval of at most 128, and
+    2^-8 K / 128 where nothing is promoted. An interval that is begun counts whole.
 
 T2, the norm of each row, column, 8x8 tile and the whole, for zero-mean data:
     ||e|| / ||C|| <= k sqrt(rho^2 + alpha^2).
@@ -40,8 +42,9 @@ A (B' - B)^T + (A' - A)(B' - B)^T, so that each sum differs by at most F = d |B|
 at most as much from |C| and S: T1 allows (1 + u_out + c) F more, and T2 (1 + limit) ||F||.
 
 Both allow half of the least subnormal of the output type for each element with S > 0 (underflow has an absolute
-error). Where S is 0 the result must be 0. Where |C| may pass the output's (or S the accumulator's) largest value, an
-infinity of C's sign (where S does: anything) is accepted; where C is NaN or infinite the result must be the same.
+error), and half of fp32's for each of the K products, which fp32 rounds one by one. Where S is 0 the result must be 0.
+Where |C| may pass the output's (or S the accumulator's) largest value, an infinity of C's sign (where S does: anything)
+is accepted; where C is NaN or infinite the result must be the same.
 """
 
 from __future__ import annotations
@@ -70,6 +73,8 @@ F64 = npt.NDArray[np.float64]
 
 _PROMOTION = 128
 _TILE = 8
+_UNDERFLOW = 2.0**-150
+"""What a subnormal fp32 product is off by at most."""
 _RHO_FP32 = 0.4247 * 2.0**-24
 _ALPHA_PROMOTED = 1.9e-4
 
@@ -173,6 +178,11 @@ class ErrorBound:
     c: float
     alpha: float
 
+    @property
+    def c_of_any_data(self) -> float:
+        """`c` where roundings need not be independent."""
+        return max(self.c, self.k * 2.0**-24) if self.accumulation == "fp32" else self.c
+
     def norm_limit(self, name: Literal["whole", "row", "column", "tile"]) -> float:
         """The largest ||e|| / ||C|| that T2 allows."""
         return _NORMS[name].k * math.hypot(self.rho, self.alpha)
@@ -182,10 +192,10 @@ class ErrorBound:
     ) -> BoundReport:
         """Compare `actual` [R, C] with a b^T for the operands a [R, k], b [C, k] of one group.
 
-        Any dtypes that convert to float64. `zero_mean=False` leaves T2 out, for data with a mean or with rows of
-        different magnitude. `folding`: a and b are MX values, `actual` is the product of folded ones, and these arrays
-        of a's and b's shapes say by how much the two may differ (`folding_bound`). Raises ValueError for shapes that
-        do not fit.
+        Any dtypes that convert to float64. `zero_mean=False` is for data with a mean, of few distinct values or with
+        rows of different magnitude: it leaves T2 out, and T1 takes `c_of_any_data`. `folding`: a and b are MX values,
+        `actual` is the product of folded ones, and these arrays of a's and b's shapes say by how much the two may
+        differ (`folding_bound`). Raises ValueError for shapes that do not fit.
         """
         actual, a, b = (_float64(array, name) for array, name in ((actual, "actual"), (a, "a"), (b, "b")))
         if a.shape[1] != self.k or b.shape[1] != self.k:
@@ -206,8 +216,10 @@ class ErrorBound:
             return BoundReport(True, 0.0, {}, bound=label)
         expected, magnitude = a @ b.T, np.abs(a) @ np.abs(b).T
         output = _OUTPUTS[self.out_dtype]
-        floor = np.where(magnitude + folded > 0, output.subnormal / 2, 0.0)
-        allowed = self.unit * np.abs(expected) + self.c * magnitude + floor + (1 + self.unit + self.c) * folded
+        c = self.c if zero_mean else self.c_of_any_data
+        underflow = output.subnormal / 2 + self.k * _UNDERFLOW
+        floor = np.where(magnitude + folded > 0, underflow, 0.0)
+        allowed = self.unit * np.abs(expected) + c * magnitude + floor + (1 + self.unit + c) * folded
         error = np.abs(actual - expected)
         ratio = _ratio(error, allowed)
 
@@ -220,7 +232,7 @@ class ErrorBound:
         t2: dict[str, float] = {}
         if zero_mean:
             squares = [np.where(settled, 0.0, part**2) for part in (error, expected, folded)]
-            t2, bad = self._norms(squares[0], squares[1], squares[2], output.subnormal / 2)
+            t2, bad = self._norms(squares[0], squares[1], squares[2], underflow)
             if first_bad is None:
                 first_bad = bad
         shown = first_bad or where

@@ -39,3 +39,16 @@ def test_choices_of_nobody_have_no_gradient(rule: RouterRule, rng: np.random.Gen
     logits, choices, dweights = rng.standard_normal((9, 7)), rng.choice([-1, 7], (9, 3)), rng.standard_normal((9, 3))
     assert not choose_gradient(logits, choices, dweights, rule).any()
     assert not choose_gradient_bound(logits, choices, dweights, rule).any()
+
+
+@pytest.mark.parametrize("rule", [*RULES, RouterRule(3, "sqrtsoftplus", renormalize=False)], ids=str)
+def test_a_logit_that_is_no_number_has_no_gradient_that_is_one(rule: RouterRule, rng: np.random.Generator) -> None:
+    """It is chosen before all others, and its gradient is NaN for every score; other tokens have theirs."""
+    logits, dweights = rng.standard_normal((9, 7)), rng.standard_normal((9, 3))
+    clean = choose_gradient(logits, choose_experts(logits, rule).choices, dweights, rule)
+    logits[4, 2] = np.nan
+    choices = choose_experts(logits, rule).choices
+    gradient = choose_gradient(logits, choices, dweights, rule)
+    assert choices[4, 0] == 2
+    assert np.isnan(gradient[4, 2])
+    assert np.array_equal(np.delete(gradient, 4, 0), np.delete(clean, 4, 0))

@@ -46,6 +46,17 @@ def _ties(rng: Rng, shape: Sequence[int], code_format: Format, _dtype: DType) ->
     return np.where(rng.random(shape) < 0.1, FORMAT_MAX[code_format], values)
 
 
+def _edges(rng: Rng, shape: Sequence[int], code_format: Format, dtype: DType) -> Array:
+    """In most blocks the largest is the largest code times a power of two, or the next number of `dtype` above or
+    below that: where the rules of scales turn, and logarithms of fp32 do not tell the three apart."""
+    of_rows = (*shape[:-1], 1)
+    power = np.exp2(rng.integers(-6 if dtype == "float16" else -24, 1, of_rows))
+    largest = FORMAT_MAX[code_format] * power
+    ulp = np.exp2(np.floor(np.log2(largest))) * float(ml_dtypes.finfo(DTYPES[dtype]).eps)  # type: ignore[no-untyped-call]
+    edge = (largest + ulp * rng.integers(-1, 2, of_rows)) * rng.choice([-1.0, 1.0], size=tuple(shape))
+    return np.where(rng.random(shape) < 0.1, edge, largest * rng.uniform(-0.5, 0.5, shape))
+
+
 def _outliers(rng: Rng, shape: Sequence[int], _format: Format, dtype: DType) -> Array:
     big = 1e3 if dtype == "float16" else 1e5
     return rng.standard_normal(shape) * np.where(rng.random(shape) < 0.005, big, 1.0)
@@ -80,6 +91,7 @@ CLASSES: dict[str, Callable[[Rng, Sequence[int], Format, DType], Array]] = {
     "gauss": _gauss,
     "zeros": _zeros,
     "ties": _ties,
+    "edges": _edges,
     "outliers": _outliers,
     "positive": _positive,
     "huge": _huge,

@@ -34,7 +34,7 @@ def _slopes(logits: F64, score: Score) -> F64:
     if score == "sigmoid":
         return scores * _logistic(-logits)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(scores > 0, _logistic(logits) / (2 * scores), 0.0)
+        return np.where(scores == 0, 0.0, _logistic(logits) / (2 * scores))
 
 
 def _spread(values: F64, choices: NDArray[np.int64], experts: int) -> F64:

@@ -75,6 +75,53 @@ def test_choices_with_a_bias_and_in_groups(case: Case, rng: Rng) -> None:
         assert_chosen(case, made, logits, octavo_numerics.choose_experts(logits, rule, bias), rule)
 
 
+@needs("choose_experts", variants.unquantized)
+def test_choices_of_logits_that_are_no_numbers(case: Case, rng: Rng) -> None:
+    """NaN is chosen before all numbers, so that a model that has diverged says so: its weight is NaN, and those are
+    that are divided by it."""
+    for score in SCORES:
+        logits, rule = with_nan(rng, draw_logits(rng, case)), draw_rule(rng, score)
+        made = case.plan("choose_experts", **asked(rule)).run(case.array(logits), None, None, rule)
+        expected = octavo_numerics.choose_experts(logits, rule)
+        assert_same_bits(case.integers(made[0]), expected.choices, "choices")
+        assert_same_bits(case.integers(made[2]), expected.counts, "counts")
+        weights, bound = case.numpy(made[1]), octavo_numerics.choice_weights_bound(logits, expected, rule)
+        assert_near_or_nan(weights.astype(np.float64), expected.weights, bound, "weights")
+
+
+@needs("choose_gradient", variants.unquantized)
+def test_gradient_of_logits_that_are_no_numbers(case: Case, rng: Rng) -> None:
+    """It is NaN where the definition's is."""
+    for score in SCORES:
+        logits, rule = with_nan(rng, draw_logits(rng, case)), draw_rule(rng, score)
+        choices = octavo_numerics.choose_experts(logits, rule).choices
+        given = logits, choices, rng.standard_normal((TOKENS, CHOICES)).astype(np.float32)
+        run = case.plan("choose_gradient", **asked(rule)).run
+        made = case.numpy(run(*(case.array(array) for array in given), rule)).astype(np.float64)
+        assert_near_or_nan(made, octavo_numerics.choose_gradient(*given, rule), gradient_bound(case, given, rule), "dx")
+
+
+def with_nan(rng: Rng, logits: Array) -> Array:
+    """Some of them NaN."""
+    logits[rng.random(logits.shape) < 0.02] = np.nan
+    logits[int(rng.integers(len(logits))), int(rng.integers(EXPERTS))] = np.nan
+    return logits
+
+
+def assert_near_or_nan(made: Array, expected: Array, bound: Array, what: str) -> None:
+    """NaN where the definition has it, and within the bound where there is one."""
+    assert np.array_equal(np.isnan(made), np.isnan(expected)), f"{what} are NaN elsewhere than the definition's"
+    judged = np.isfinite(bound) & np.isfinite(expected)
+    assert (np.abs(made - expected)[judged] <= bound[judged]).all(), f"{what} are past their bound"
+
+
+def gradient_bound(case: Case, given: tuple[Array, Array, Array], rule: RouterRule) -> Array:
+    """What a gradient that is rounded to the logits' dtype may be off by."""
+    unit, expected = ROUNDING[case.dtype], octavo_numerics.choose_gradient(*given, rule)
+    bound = octavo_numerics.choose_gradient_bound(*given, rule)
+    return np.asarray(bound * (1 + unit) + np.abs(expected) * unit + SMALLEST[case.dtype])
+
+
 @needs("choose_gradient", variants.unquantized)
 def test_gradient_of_the_logits(case: Case, rng: Rng) -> None:
     """From the weights' gradient, for choices of which some are nobody's and some stand twice."""
@@ -85,7 +132,6 @@ def test_gradient_of_the_logits(case: Case, rng: Rng) -> None:
         run = case.plan("choose_gradient", **asked(rule)).run
         made = case.numpy(run(*(case.array(array) for array in given), rule)).astype(np.float64)
         expected = octavo_numerics.choose_gradient(*given, rule)
-        bound = octavo_numerics.choose_gradient_bound(*given, rule)
-        unit = ROUNDING[case.dtype]
-        bound = bound * (1 + unit) + np.abs(expected) * unit + SMALLEST[case.dtype]
-        assert (np.abs(made - expected) <= bound).all(), "past octavo_numerics.choose_gradient_bound"
+        assert (np.abs(made - expected) <= gradient_bound(case, given, rule)).all(), (
+            "past octavo_numerics.choose_gradient_bound"
+        )

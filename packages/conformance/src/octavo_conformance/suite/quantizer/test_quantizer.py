@@ -58,6 +58,13 @@ def test_bits_of_subnormal_inputs(case: Case, rng: Rng) -> None:
 
 
 @needs("quantize", variants.one_a_scaling)
+def test_bits_where_scales_turn(case: Case, rng: Rng) -> None:
+    """The largest value is the largest code times a power of two, or one ulp beside it: a rule by exact arithmetic,
+    not by a logarithm."""
+    _compare(case, rng, ("edges",), 1)
+
+
+@needs("quantize", variants.one_a_scaling)
 def test_bits_with_sizes_of_either_width(case: Case, rng: Rng) -> None:
     """Sizes are integers of 32 or of 64 bits, as callers have them, on the rows' device: the same bits."""
     sizes = sizes_for(rng)
