@@ -66,8 +66,8 @@ class _Style(ParallelStyle):
             parameter = module._parameters.get(name)
             if isinstance(parameter, CodedWeight | PackedWeight):
                 raise ValueError(
-                    f"{name} is codes alone, which are not split; create the layer with values, and each rank quantizes "
-                    "its part"
+                    f"{name} is codes alone, which are not split; create the layer with values, whose parts ranks "
+                    "quantize"
                 )
             if parameter is not None and parameter.shape[dim] % ranks:
                 raise ValueError(
