@@ -110,6 +110,17 @@ def test_initializers_and_copies(rng: np.random.Generator) -> None:
     check_equal(planes(twin.weight1), planes(coded.weight1))
 
 
+def test_a_copy_has_one_tensor_where_the_weight_has_one(rng: np.random.Generator) -> None:
+    """Square blocks have the same codes in both directions: a copy held them twice, and could not be written."""
+    with quantized_parameters("fp8-block"):
+        weight = MODULES["GroupedLinear"]().weight.detach()
+    values = torch.randn(G, F, K).bfloat16()
+    for copied in (weight.clone(), weight.to(torch.float16).to(torch.bfloat16), copy.deepcopy(weight)):
+        assert copied.codes.rowwise is copied.codes.columnwise is not weight.codes.rowwise
+        copied.copy_(values)
+    assert all(map(torch.equal, planes(weight.clone()), planes(weight)))
+
+
 def test_codes_that_backward_reads_must_not_change_before_it(rng: np.random.Generator) -> None:
     """An in-place write between forward and backward is an error of autograd, as with any weight."""
     coded, _ = both("GroupedLinear", "mxfp8")

@@ -95,7 +95,10 @@ class CodedWeight(Valueless):
                     return cls(weight.codes, weight.recipe, weight.dtype, weight.interleave)
         if func in _COPIES and isinstance(weight, cls):
             device = options.get("device") or weight.device
-            codes = pytree.tree_map_only(Tensor, lambda plane: plane.to(device, copy=True), weight.codes)
+            leaves, structure = pytree.tree_flatten(weight.codes)
+            distinct = {id(plane): plane for plane in leaves}  # planes may be one tensor, and stay one
+            copies = {key: plane.to(device, copy=True) for key, plane in distinct.items()}
+            codes = pytree.tree_unflatten([copies[id(plane)] for plane in leaves], structure)
             return cls(codes, weight.recipe, options.get("dtype") or weight.dtype, weight.interleave)
         if func in _NEW:
             like = torch.empty((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
