@@ -351,6 +351,17 @@ def test_a_router_has_derivatives_of_both_modes(name: str, rng: np.random.Genera
     assert torch.equal(together, torch.stack([weights(t, replay=given) for t in batch]))
 
 
+def test_router_losses_of_a_batch(rng: np.random.Generator) -> None:
+    """Counts are made in place of nothing that a vmap batches."""
+    logits, choices = torch.randn(3, M, 6), torch.randint(6, (3, M, 2))
+    together = vmap(lambda t, c: tuple(ot.router_losses(t, c)))(logits, choices)
+    one_by_one = [tuple(ot.router_losses(t, c)) for t, c in zip(logits, choices, strict=True)]
+    # sums of 6 M terms in two orders, each of a few roundings
+    torch.testing.assert_close(
+        together, tuple(map(torch.stack, zip(*one_by_one, strict=True))), rtol=6 * M * ROUNDING, atol=0.0
+    )
+
+
 def test_a_backends_router_in_a_batch_of_gradients(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """A kernel takes one gradient at a time: torch's operations take many."""
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from rank_work.distributed import (
     column_and_row,
     columns_and_shards,
+    distributed_rows,
     expert_parallel,
     load_parts,
     parallel_mlp,
@@ -24,7 +25,19 @@ from rank_work.fsdp import data, layer_of
 from ranks import WORLD, Ranks
 
 from octavo import MXFP8, PRESETS, BlockScaling
-from octavo_torch import ExpertExchange, GroupedLinear, GroupedRowParallel, load_distributed, save_distributed
+from octavo_torch import (
+    ExpertExchange,
+    GroupedColumnParallel,
+    GroupedLinear,
+    GroupedMLP,
+    GroupedMLPParallel,
+    GroupedRowParallel,
+    add_lora,
+    load_distributed,
+    merge_lora,
+    quantized_parameters,
+    save_distributed,
+)
 
 
 def test_scales_are_reduced_over_ranks(ranks: Ranks) -> None:
@@ -58,6 +71,27 @@ def test_a_parallel_mlp(ranks: Ranks) -> None:
         assert "126" in uneven
         assert f"128 in blocks of 64 for {WORLD} ranks; give a multiple of {64 * WORLD}" in blocks
         assert "is for GroupedMLP" in other
+
+
+def test_rows_that_are_distributed_are_refused(ranks: Ranks) -> None:
+    """With what to give, as of ColwiseParallel(use_local_output=False); they had failed in a kernel's operator."""
+    told = "x is a DTensor (R); give this rank's part of it, such as its to_local()"
+    assert ranks(distributed_rows) == [[told] * 5] * WORLD
+
+
+def test_layers_that_are_not_split_are_refused() -> None:
+    """Adapters, whose sums had another width than their layer's part, and codes."""
+    layer, mlp = GroupedLinear(2, 64, 64, recipe=None), GroupedMLP(2, 64, 64, activation="silu", recipe=None)
+    for module, style in ((layer, GroupedColumnParallel()), (layer, GroupedRowParallel()), (mlp, GroupedMLPParallel())):
+        style.check(module, 2)
+        add_lora(module, 4)
+        with pytest.raises(ValueError, match=rf"the {type(module).__name__} has adapters, .*; end them by merge_lora"):
+            style.check(module, 2)
+        merge_lora(module)
+    with quantized_parameters("fp8-block"):
+        codes = GroupedLinear(2, 128, 128, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="weight is codes alone, which are not split; create the layer with values"):
+        GroupedRowParallel().check(codes, 2)
 
 
 def test_tensor_parallel_shards_are_gathered_as_codes(ranks: Ranks) -> None:

@@ -18,6 +18,7 @@ from rank_work.fsdp import (
     train_tied,
     train_ways,
 )
+from rank_work.fsdp_autocast import train_in_autocast
 from ranks import WORLD, Ranks
 from torch import nn
 
@@ -52,6 +53,14 @@ def test_ways_of_training_change_no_bit(ranks: Ranks) -> None:
     """Gathered once, checkpointed both ways, offloaded to the CPU, mixed precision."""
     for answer in ranks(train_ways):
         assert len(answer) == 5
+        assert all(all(equal) for equal in answer.values()), answer
+
+
+def test_autocast_quantizes_what_one_process_quantizes(ranks: Ranks) -> None:
+    """Shards in fp32 are cast to autocast's dtype, then quantized; codes had been those of the fp32 values. The
+    gather for the backward, which is outside of autocast, makes the codes of the forward."""
+    for answer in ranks(train_in_autocast, ["fp8-block", "fp8-delayed"]):
+        assert len(answer) == 4
         assert all(all(equal) for equal in answer.values()), answer
 
 

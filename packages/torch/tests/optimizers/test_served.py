@@ -84,3 +84,22 @@ def test_nothing_serves_a_cpu() -> None:
     """No backend here declares the operation for CPUs, so the step is composed."""
     parameter = nn.Parameter(torch.zeros(3, 8))
     assert step_for(parameter, AdamW([parameter]).state[parameter], torch.float32) is None
+
+
+def test_a_compiled_step_is_the_step(rng: np.random.Generator) -> None:
+    """Nothing of it is in a graph, which took a minute to compile, and as long again for another learning rate."""
+    values = torch.from_numpy(rng.standard_normal((2, 48, 160)).astype(np.float32)).bfloat16()
+    parameters = [nn.Parameter(values.clone()) for _ in range(2)]
+    optimizers = [AdamW([parameter], 1e-2, state_bits=8) for parameter in parameters]
+    graphs: list[torch.fx.GraphModule] = []
+    compiled = torch.compile(optimizers[0].step, backend=lambda graph, _: graphs.append(graph) or graph)
+    for step in range(2):
+        grad = torch.from_numpy(rng.standard_normal((2, 48, 160)).astype(np.float32)).bfloat16()
+        for parameter, optimizer in zip(parameters, optimizers, strict=True):
+            parameter.grad, optimizer.param_groups[0]["lr"] = grad.clone(), 1e-2 / (1 + step)
+        compiled()
+        optimizers[1].step()
+    assert torch.equal(*parameters)
+    assert not [node for graph in graphs for node in graph.graph.nodes if node.op.startswith("call")], graphs
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="runs between graphs: compile what is before"):
+        torch.compile(optimizers[0].step, backend="eager", fullgraph=True)()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rank_work.adamw import fsdp_steps, loaded_shards, resharded, sharded_steps
+from rank_work.adamw import fsdp_steps, gathered_at_one_rank, loaded_shards, resharded, sharded_steps
 from ranks import Ranks
 
 
@@ -23,6 +23,12 @@ def test_states_are_resharded_by_distributed_checkpoints(
 ) -> None:
     """8-bit codes, tops and masters come back under another placement, and parameters are written from masters."""
     answers = ranks(resharded, int(rng.integers(1 << 30)), str(tmp_path))
+    assert all(all(answer) for answer in answers), answers
+
+
+def test_states_are_gathered_at_one_rank_and_sent_from_there(ranks: Ranks, rng: np.random.Generator) -> None:
+    """What torch gathers and sends holds tensors, numbers and strings; `master_dtype` as a dtype was refused."""
+    answers = ranks(gathered_at_one_rank, int(rng.integers(1 << 30)))
     assert all(all(answer) for answer in answers), answers
 
 

@@ -91,6 +91,20 @@ def resharded(seed: int, folder: str) -> list[bool]:
     return _same(made[1], optimizers[1], made[0], optimizers[0])
 
 
+def gathered_at_one_rank(seed: int) -> list[bool]:
+    """A state dict of whole tensors on the first rank's host, which is sent from there to shards of another model."""
+    made = [Parameters(seed + number, torch.bfloat16, (0, 0, 0)) for number in range(2)]
+    optimizers = [AdamW(each.parameters(), state_bits=8, master_dtype=torch.float32) for each in made]
+    made[0].take(seed + 1)
+    optimizers[0].step()
+    whole = get_optimizer_state_dict(
+        made[0], optimizers[0], options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
+    sent = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_optimizer_state_dict(made[1], optimizers[1], whole if dist.get_rank() == 0 else {}, options=sent)
+    return _same(made[1], optimizers[1], made[0], optimizers[0])
+
+
 def fsdp_steps(seed: int) -> list[bool]:
     """A grouped layer under FSDP2, gathered as codes: its shards step as the whole with the mean of the gradients."""
 

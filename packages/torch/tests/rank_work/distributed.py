@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from octavo import PRESETS, BlockScaling, DelayedScaling
@@ -21,7 +22,9 @@ from octavo_torch import (
     GroupedMLP,
     GroupedMLPParallel,
     GroupedRowParallel,
+    MoE,
     explain_gather,
+    group_amax,
     load_distributed,
     permute,
     quantize_before_gather,
@@ -113,6 +116,24 @@ def parallel_mlp() -> list[Any]:
         except ValueError as error:
             found.append(str(error))
     return found
+
+
+def distributed_rows() -> list[str]:
+    """What is said of rows that are a DTensor, by layers that have seen such a tensor of the same shape and dtype."""
+    x = distribute_tensor(integers(5, 20, 64), mesh_of(), [Replicate()])
+    linear, mlp, moe = GroupedLinear(3, 64, 64), GroupedMLP(3, 64, 64), MoE(3, 64, 64, 1)
+    calls: list[Any] = [
+        lambda rows: linear(rows, [8, 0, 9]), lambda rows: mlp(rows, [8, 0, 9]), moe,
+        lambda rows: permute(rows, torch.zeros(20, 1, dtype=torch.int64), 3), group_amax,
+    ]  # fmt: skip
+    said = []
+    for call in calls:
+        call(x.to_local())
+        try:
+            call(x)
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 def columns_and_shards() -> list[bool]:

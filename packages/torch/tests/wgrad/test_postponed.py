@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from octavo import MXFP8, NVFP4, PRESETS, DelayedScaling
-from octavo_torch import Activation, DelayedWgrad, GroupedLinear, GroupedMLP, Sequential, grouped_linear
+from octavo_torch import Activation, DelayedWgrad, GroupedLinear, GroupedMLP, MoE, Sequential, grouped_linear
 from octavo_torch.arrays.per_group import leaves_of
 from octavo_torch.scaling.recipe_module import RecipeModule
 
@@ -212,6 +212,27 @@ def test_the_function_and_what_it_reads(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match="delayed_wgrad is a bool; give a DelayedWgrad, or None"):
         grouped_linear(x, w, SIZES, recipe=None, delayed_wgrad=True)  # type: ignore[arg-type]
     assert "delay_wgrad=True" in repr(make("linear", delay_wgrad=True))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "moe"])
+def test_gradients_that_no_backward_postponed_are_missed(kind: str, rng: np.random.Generator) -> None:
+    """A zero-bubble schedule asks for x's gradient, then for those of the leaves in the graph, where the weights are
+    not: backward_dw had computed nothing, and experts had not trained. A backward of the same pass makes up for it."""
+    layer = MoE(G, K, N, 2, recipe=None, delay_wgrad=True) if kind == "moe" else make(kind, delay_wgrad=True)
+    x = torch.randn(M, K, dtype=weights(layer)[0].dtype, requires_grad=True)
+    sizes = () if kind == "moe" else (SIZES,)
+    y = layer(x, *sizes)
+    dy = torch.randn_like(y)
+    torch.autograd.grad(y, x, dy, retain_graph=True)
+    torch.autograd.grad(y, [p for p in layer.parameters() if p.requires_grad], dy, retain_graph=True, allow_unused=True)
+    told = f"^{1 if kind == 'linear' else 2} weight gradients were not postponed: .* Leave delay_wgrad out under such"
+    with pytest.raises(ValueError, match=told):
+        layer.backward_dw()
+    layer.backward_dw()
+    torch.autograd.grad(y, x, dy, retain_graph=True)
+    y.backward(dy)
+    layer.backward_dw()
+    assert all(weight.grad is not None for weight in weights(layer))
 
 
 def test_one_graph_is_refused(rng: np.random.Generator) -> None:

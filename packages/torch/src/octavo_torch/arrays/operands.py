@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, ONE_DTYPE, name_of
 
 
 def check_layout(name: str, value: Tensor) -> None:
-    """Raises ValueError for a sparse tensor."""
+    """Raises ValueError for a sparse tensor, and for a DTensor, of which a kernel would see nothing."""
     if value.layout is not torch.strided:
         raise ValueError(f"{name} has layout {value.layout}; give a strided tensor, such as its to_dense()")
+    if isinstance(value, DTensor):
+        placed = ", ".join(map(str, value.placements))
+        raise ValueError(f"{name} is a DTensor ({placed}); give this rank's part of it, such as its to_local()")
 
 
 def check_tensor(name: str, value: object, shape: str) -> Tensor:
@@ -54,6 +58,7 @@ def check_operands(x: object, weight: object) -> None:
         and x.device == weight.device
         and weight.numel()
         and x.layout is weight.layout is torch.strided
+        and not isinstance(x, DTensor)
     ):
         _explain_operands(x, weight)
 

@@ -28,8 +28,8 @@ def check_not_recorded(x: object) -> None:
     # of codes it is their planes that a compiler traces
     if recorder and all(is_plain(part) for part in pytree.tree_leaves(x) if isinstance(part, Tensor)):
         raise NotImplementedError(
-            f"{recorder} records a grouped layer, whose kernels it cannot see, and its program would return what "
-            "happened to be in memory; use torch.export.export, or torch.compile, which record the layer as operators"
+            f"{recorder} records a call of Octavo, whose kernels it cannot see, and its program would return what "
+            "happened to be in memory; use torch.export.export, or torch.compile, which record the call as operators"
         )
 
 

@@ -12,6 +12,7 @@ from torch._C import _functorch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
+from octavo_torch.compiler.recorders import check_not_recorded
 from octavo_torch.compiler.tracing import one_call
 
 P = ParamSpec("P")
@@ -85,13 +86,17 @@ def outside_transforms(subject: Subject, function: Callable[P, R], *args: P.args
 
 
 def without_derivative(subject: Subject) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of functions without derivative: `one_call` to dynamo, and plain tensors inside of transforms."""
+    """A decorator of functions without derivative: `one_call` to dynamo, and plain tensors inside of transforms.
+
+    Refused where a recorder would write down a call without what its kernels do.
+    """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         without_grad = torch.no_grad()(function)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_not_recorded((args, kwargs))
             if transforms_active():
                 return outside_transforms(subject, without_grad, *args, **kwargs)
             return without_grad(*args, **kwargs)

@@ -15,8 +15,11 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from octavo_registry.contract.cards import GATED
+from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module import GroupedLinear
+from octavo_torch.lora.module import GroupedLoRA
 from octavo_torch.mlp.module import GroupedMLP
+from octavo_torch.mlp.packed_weight import PackedWeight
 
 
 class _Style(ParallelStyle):
@@ -54,8 +57,18 @@ class _Style(ParallelStyle):
 
     def check(self, module: nn.Module, ranks: int) -> None:
         """Raises ValueError where `module` cannot be split among `ranks`."""
+        if any(isinstance(child, GroupedLoRA) for child in module.children()):
+            raise ValueError(
+                f"the {type(module).__name__} has adapters, which add to whole products and are not split; end them by "
+                "merge_lora before it is split, or shard it with FSDP2"
+            )
         for name, dim in self.shards.items():
             parameter = module._parameters.get(name)
+            if isinstance(parameter, CodedWeight | PackedWeight):
+                raise ValueError(
+                    f"{name} is codes alone, which are not split; create the layer with values, whose parts ranks "
+                    "quantize"
+                )
             if parameter is not None and parameter.shape[dim] % ranks:
                 raise ValueError(
                     f"{name} has shape {list(parameter.shape)} and dim {dim} is split among {ranks} ranks; "

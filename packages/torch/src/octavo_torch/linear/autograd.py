@@ -236,6 +236,7 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
     saved_sizes, bias, bias_scales = tensors[:3]
     sizes = saved_sizes if isinstance(call.sizes, Tensor) else call.sizes
     need_x, need_w, need_b, need_s, need_later = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
+    note_left_out(ctx, need_later, call)
     need_w = need_w or need_later
     dx = dw = db = ds = None
     if dy.dtype is not layer.row_dtype:
@@ -319,6 +320,18 @@ def needed_gradients(ctx: Context, needs: Sequence[bool], dy: Tensor) -> list[bo
         node = None if dtype is None else next(edges)[0]
         needed.append(required and node is not None and _will_run(node))
     return needed
+
+
+def note_left_out(ctx: Context, later: bool, *calls: Call) -> None:
+    """Tells those who postpone gradients of the calls' weights that this backward leaves them out.
+
+    later   whether it was asked for them: for the anchor, the last of forward's inputs
+    """
+    if later or not ctx.needs_input_grad[-1]:
+        return
+    for call in calls:
+        if call.target is not None:
+            call.target.leave_out()
 
 
 def _will_run(node: Node) -> bool:

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 import octavo_registry as registry
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
-from octavo_torch.arrays.operands import check_operands
+from octavo_torch.arrays.operands import check_layout, check_operands
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.arrays.weight_order import order_of
@@ -139,6 +139,8 @@ def apply(
         return whole_layer_function(call, x, w, b) if need_any else whole_forward(call, x, w, b)[0]
     if x_codes is not None:
         check_codes(layer, recipe, rows_or_codes, x_codes)
+    elif type(x) not in _PLAIN:
+        check_layout("x", x)
     if layer.prepare is not None:
         call.sizes = layer.prepare(sizes, rows, x)
     if not autograds:

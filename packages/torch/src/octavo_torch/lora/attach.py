@@ -165,5 +165,5 @@ def _first_leaf(layer: Layer, name: str, weight: str) -> Tensor:
     assert whole is not None
     first = leaves_of(whole)[0]
     if isinstance(first, DTensor):
-        raise ValueError(f"{_place(name, weight)} is sharded; add adapters before it is")
+        raise ValueError(f"{_place(name, weight)} is sharded; add adapters before FSDP2 shards it")
     return first

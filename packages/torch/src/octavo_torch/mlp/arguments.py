@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, ONE_DTYPE, name_of
@@ -31,6 +32,7 @@ def check_operands(x: Tensor, w1: Tensor, w2: Tensor, activation: object) -> Act
         and x.dtype is w2.dtype
         and x.dtype in DTYPE_NAMES
         and x.layout is w1.layout is w2.layout is torch.strided
+        and not isinstance(x, DTensor)
         and x.device == w1.device == w2.device
         and x.shape[1] == w1.shape[2]
         and w1.shape[0] == w2.shape[0]

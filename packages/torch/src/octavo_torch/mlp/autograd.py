@@ -28,6 +28,7 @@ from octavo_torch.linear.autograd import (
     free_saved,
     may_free,
     needed_gradients,
+    note_left_out,
 )
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.call import MlpCall, Operands
@@ -147,6 +148,7 @@ class _SavedOperands:
 
 def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
     needs = Needs(*needed_gradients(ctx, ctx.needs_input_grad[2:], dy))
+    note_left_out(ctx, needs.later, ctx.call.fc1, ctx.call.fc2)
     return cast_gradients((*gradients(ctx.call, needs, _SavedOperands(ctx, dy)), None), ctx.dtypes)
 
 

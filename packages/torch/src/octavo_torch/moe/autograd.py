@@ -32,6 +32,7 @@ from octavo_torch.linear.autograd import (
     free_saved,
     may_free,
     needed_gradients,
+    note_left_out,
     quantize_operand,
 )
 from octavo_torch.linear.contexts import run_backward
@@ -359,6 +360,7 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     need_x, need_w1, need_w2, need_weights, need_b1, need_b2, later = needed_gradients(
         ctx, ctx.needs_input_grad[2:], dy
     )
+    note_left_out(ctx, later, ctx.call.fc1, ctx.call.fc2)
     of_bias2 = need_weights and ctx.dtypes[5] is not None
     needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
     moves, token_exchange = ctx.call.moves, ctx.call.token_exchange

@@ -22,7 +22,7 @@ from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import outside_transforms, transforms_active
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.moves import moves_for, route_for
-from octavo_torch.moe.permutation_autograd import ROWS, Places, check_derivatives
+from octavo_torch.moe.permutation_autograd import ROWS, Places, check_contexts
 from octavo_torch.moe.permutation_autograd import combine as combine_rows
 from octavo_torch.moe.permutation_autograd import permute as permute_rows
 
@@ -129,7 +129,7 @@ def _named(backend: BackendNames) -> _Options:
 
 @one_call
 def _permuted(x: Tensor, expert_index: Tensor, groups: int, backend: HashableNames = None) -> tuple[Tensor, ...]:
-    check_derivatives(x)
+    check_contexts(x)
     route = route_for(x, groups, backend)
     if transforms_active():  # choices have no derivative
         sizes, *places = outside_transforms(ROWS, route, expert_index, groups)
@@ -147,7 +147,7 @@ def _unpermuted(
     weights: Tensor | None = None,
     backend: HashableNames = None,
 ) -> Tensor:
-    check_derivatives(rows, weights)
+    check_contexts(rows, weights)
     factors = None if weights is None else weights.float()
     return combine_rows(rows, factors, Places(order, position, routed), moves_for(rows, backend))
 
@@ -156,7 +156,7 @@ def _unpermuted(
 def _weights_as_rows(
     weights: Tensor, order: Tensor, position: Tensor, routed: Tensor, backend: HashableNames = None
 ) -> Tensor:
-    check_derivatives(weights)
+    check_contexts(weights)
     # each choice becomes a token with one choice, and each row has one column
     values = weights.float().reshape(-1, 1)
     places = Places(order, position.view(-1, 1), routed.view(-1, 1))

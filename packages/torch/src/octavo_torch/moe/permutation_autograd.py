@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.recorders import check_not_recorded
 from octavo_torch.compiler.second_derivative import check_no_tangent
 from octavo_torch.compiler.transforms import Subject, check_transform, no_transform, transforms_active
 from octavo_torch.moe.moves import Moves
@@ -113,8 +114,10 @@ class _DotInTransform(_InTransform, _Dot):
         return moves.dot_rows(rows, dy, places.position, places.routed)
 
 
-def check_derivatives(*operands: Tensor | None) -> None:
-    """Raises NotImplementedError inside transforms other than torch.func.grad, and for an operand with a tangent."""
+def check_contexts(*operands: Tensor | None) -> None:
+    """Raises NotImplementedError inside transforms other than torch.func.grad, for an operand with a tangent, and where
+    a recorder sees no kernels."""
+    check_not_recorded(operands)
     if transforms_active():
         check_transform(ROWS)
     if forward_ad._current_level >= 0:

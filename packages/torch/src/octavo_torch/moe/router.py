@@ -21,6 +21,7 @@ from octavo_torch.arrays.checks import HashableNames, backend_names, brief, chec
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.recorders import check_not_recorded
 from octavo_torch.compiler.tracing import is_plain, one_call
 from octavo_torch.compiler.transforms import Subject, is_batched, no_transform, transforms_active
 from octavo_torch.moe.arguments import check_choices
@@ -111,6 +112,7 @@ def _choose(
     choosers = choosers_for(logits, known, backend)
     if choosers is None:
         return _composed(logits, bias, integers, known)
+    check_not_recorded(logits)
     wide = None if bias is None else bias.detach().float()
     made: tuple[Tensor, Tensor, Tensor] = _Choose.apply(logits, wide, integers, known, choosers)  # type: ignore[no-untyped-call]
     return made
@@ -261,7 +263,7 @@ def _counts(choices: Tensor, experts: int) -> Tensor:
     flat = choices.reshape(-1).long()
     there = (flat >= 0) & (flat < experts)
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=choices.device)
-    return counts.scatter_add_(0, torch.where(there, flat, experts), torch.ones_like(flat))[:experts]
+    return counts.scatter_add(0, torch.where(there, flat, experts), torch.ones_like(flat))[:experts]
 
 
 def check_score(score: object) -> Score:

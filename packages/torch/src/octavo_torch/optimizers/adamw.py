@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_gradient, has_main_grad, local_of
 from octavo_torch.optimizers.group import OPTIONS, Group, check_group, check_positive, check_rate_device
 from octavo_torch.optimizers.saved import checked_state_dict
@@ -24,6 +25,8 @@ from octavo_torch.optimizers.state import (
 )
 from octavo_torch.optimizers.stepping import Found, Member, step_on_device, step_on_host
 from octavo_torch.optimizers.written import Versions, check_unchanged, note
+
+_BETWEEN_GRAPHS = "AdamW.step runs between graphs: compile what is before it, or leave out fullgraph=True"
 
 
 class AdamW(Optimizer):
@@ -107,14 +110,16 @@ class AdamW(Optimizer):
             self.state[parameter] = self._new_state(parameter, group)
             self._note(parameter)
 
+    @torch.compiler.disable(reason=_BETWEEN_GRAPHS)  # type: ignore[no-untyped-call, untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step, of the parameters that have a gradient; returns what `closure`, which is called first, returns.
 
         With torch.amp.GradScaler, call `scaler.step(optimizer)`: gradients in `.grad` are unscaled and steps with
-        infinities skipped; without `capturable` this reads one number on the host. Raises ValueError where there is a
-        `main_grad`, which a GradScaler does not see, for gradients and options that do not fit, and for a parameter
-        that was given values since it was written, and its master was not; nothing has been changed then.
+        infinities skipped; without `capturable` this reads one number on the host. torch.compile runs a step as it is,
+        between its graphs. Raises ValueError where there is a `main_grad`, which a GradScaler does not see, for
+        gradients and options that do not fit, and for a parameter that was given values since it was written, and its
+        master was not; nothing has been changed then.
         """
         loss = None
         if closure is not None:
@@ -177,6 +182,13 @@ class AdamW(Optimizer):
         with torch.no_grad():
             for member in self._members():
                 clear(member.parameter)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim.Optimizer's, with `master_dtype` by its name: what gathers and sends states takes no dtype."""
+        saved: dict[str, Any] = super().state_dict()
+        for group in saved["param_groups"]:
+            group["master_dtype"] = name_of(group["master_dtype"])
+        return saved
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """What `state_dict` of an optimizer of such parameters gave; or of torch.optim.AdamW, for parameters that are

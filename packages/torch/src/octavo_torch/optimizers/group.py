@@ -20,7 +20,8 @@ UNSERVED = ("amsgrad", "maximize", "differentiable")
 """Options of torch.optim.AdamW that change what a step is."""
 
 _FLT_MAX = torch.finfo(torch.float32).max
-_MASTER_DTYPES = (torch.float32, torch.bfloat16)
+MASTER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By their names in a state_dict()."""
 
 
 def check_group(group: Group) -> None:
@@ -39,7 +40,7 @@ def check_group(group: Group) -> None:
     for name in ("eps", "weight_decay"):
         if not _is_number(group[name]):
             raise ValueError(f"{name} is {_shown(group[name])}; give a finite number of at least 0")
-    if not any(group["master_dtype"] is dtype for dtype in _MASTER_DTYPES):
+    if not any(group["master_dtype"] is dtype for dtype in MASTER_DTYPES.values()):
         raise ValueError(f"master_dtype is {_shown(group['master_dtype'])}; give torch.float32 or torch.bfloat16")
     if not _is_number(group["state_bits"]) or group["state_bits"] not in (32, 8):
         raise ValueError(f"state_bits is {_shown(group['state_bits'])}; give 32 or 8")

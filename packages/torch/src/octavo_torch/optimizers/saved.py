@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
-from octavo_torch.optimizers.group import OPTIONS, UNSERVED, Group, check_group
+from octavo_torch.optimizers.group import MASTER_DTYPES, OPTIONS, UNSERVED, Group, check_group
 from octavo_torch.optimizers.state import State, checked_entry
 from octavo_torch.optimizers.stepping import Member, States
 
@@ -43,6 +43,8 @@ def checked_state_dict(
             if entry.get(option):
                 raise ValueError(f"state_dict's group {index} has {option}={entry[option]!r}, which is not served")
         kept = {option: entry.get(option, group[option]) for option in OPTIONS}
+        named = kept["master_dtype"]
+        kept["master_dtype"] = MASTER_DTYPES.get(named, named) if isinstance(named, str) else named
         kept["capturable"] = group["capturable"]  # of this run, like the device
         lr = kept["lr"]
         check_group({**kept, "lr": float(lr)} if isinstance(lr, Tensor) and lr.numel() == 1 else kept)

@@ -72,11 +72,13 @@ class DelayedWgrad:
     gradient is computed. `len()` is the number of backward passes with postponed gradients. Copies and pickles are
     empty.
 
-    anchor   takes the weight's place in autograd's graph: autograd would run the weight's hooks even for no gradient
+    anchor     takes the weight's place in autograd's graph: autograd would run the weight's hooks even for no gradient
+    left_out   how many weight gradients backward passes have left out, because they were asked for others alone
     """
 
     def __init__(self) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
+        self.left_out = 0
         self._passes: deque[list[_Postponed]] = deque()
         self._last_owner: object = None
         self._last_parts: list[object] = []
@@ -111,10 +113,11 @@ class DelayedWgrad:
                 layer.backward_dw()
             torch.cuda.current_stream().wait_stream(side)  # before gradients are read
 
-        Raises ValueError where `count` exceeds the number of postponed passes, or where an operand has
-        changed since; GraphUnsafeError where backward was captured into a CUDA graph and this call is not, or vice
-        versa.
+        Raises ValueError where `count` exceeds the number of postponed passes, where an operand has changed since, and,
+        once, where a backward pass was asked for other gradients alone; GraphUnsafeError where backward was captured
+        into a CUDA graph and this call is not, or vice versa.
         """
+        self._check_left_out()
         postponed = len(self._passes)
         if count is None:
             count = postponed
@@ -131,6 +134,16 @@ class DelayedWgrad:
             self._passes.popleft()
         if not self._passes:
             self._last_owner, self._last_parts = None, []
+
+    def _check_left_out(self) -> None:
+        left_out, self.left_out = self.left_out, 0
+        if left_out:
+            raise ValueError(
+                f"{left_out} weight gradients were not postponed: their backward was asked for other gradients alone, "
+                "by torch.autograd.grad or a zero-bubble schedule of torch.distributed.pipelining. Leave delay_wgrad "
+                "out under such a schedule, which postpones weight gradients itself; if none were wanted, call "
+                "backward_dw again"
+            )
 
     def __reduce__(self) -> tuple[type[DelayedWgrad], tuple[()]]:
         return DelayedWgrad, ()

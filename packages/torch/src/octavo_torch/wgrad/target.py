@@ -31,10 +31,11 @@ class WgradTarget:
     store      postpones it; None: it is computed in backward
     """
 
-    __slots__ = ("leaves", "main_grad", "store")
+    __slots__ = ("_left_out", "leaves", "main_grad", "store")
 
     def __init__(self, weight: Weights, main_grad: MainGrad | None, store: DelayedWgrad | None) -> None:
         self.leaves, self.main_grad, self.store = leaves_of(weight), main_grad, store
+        self._left_out = False
         _check_leaves(self.leaves, "main_grad" if store is None else "delayed_wgrad")
         if main_grad is not None:
             check_main_grad(self.leaves)
@@ -47,8 +48,16 @@ class WgradTarget:
         if self.store is None:
             assert self.main_grad is not None
             return write_main_grad(wgrad, x, dy, sizes, self.leaves, self.main_grad)
+        if self._left_out:
+            self._left_out, self.store.left_out = False, max(0, self.store.left_out - 1)
         self.store.postpone(owner, self, lambda: self._compute(wgrad, x, dy, sizes), (x, dy, sizes))
         return None
+
+    def leave_out(self) -> None:
+        """Called by a backward that was asked for other gradients alone: unless another one follows, this is lost."""
+        if self.store is not None and not self._left_out:
+            self._left_out = True
+            self.store.left_out += 1
 
     def _compute(self, wgrad: WgradFunction, x: Rows, dy: Rows, sizes: Sizes) -> tuple[Tensor, ...]:
         """Send the gradient, or its zeros, through autograd to the leaves, so that hooks of every kind see it."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from octavo import GroupedTensorSpec
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.distributed.fsdp.route import Route
+from octavo_torch.linear.contexts import autocast_dtype
 
 
 @dataclass
@@ -41,17 +42,25 @@ class GatherState:
     number         of the weight's layer in its module
     route          how the weight was gathered last
     reuses_codes   the weight does not change, so codes of one gather serve the next
+    dtype          the dtype to which torch.autocast cast the values in the last forward; None outside of it
     """
 
     name: str
     number: int
     route: Route | None = None
     reuses_codes: bool = False
+    dtype: torch.dtype | None = None
     _codes: _ReusableCodes | None = None
 
     def reuse_codes(self, reuses: bool) -> None:
         """Begin or end a block of unchanged weights."""
         self.reuses_codes, self._codes = reuses, self._codes if reuses else None
+
+    def as_read(self, values: Tensor) -> Tensor:
+        """`values` in the dtype in which the forward reads them; a backward, outside of autocast, gathers the same."""
+        if torch._C._current_graph_task_id() == -1:
+            self.dtype = autocast_dtype(values.device)
+        return values if self.dtype is None else values.to(self.dtype)
 
     def codes(
         self, values: Tensor, module: nn.Module, layer: Layer, quantize: Callable[[], GatherInput]

@@ -108,11 +108,11 @@ class WeightShard(torch.Tensor):
         recipe, backend = module.recipe, module.backend
         dim = shard_dim(tuple(self.shape), tuple(outer_size))
         route = route_of(recipe, tuple(outer_size), dim, ranks)
-        layer = None
+        layer, read = None, self.state.as_read(values)
         if route.spec is not None and self.state.number == 0 and getattr(module, "interleave", None) is not None:
             route = Route(dim, None, "gate and up rows are interleaved in the weight, and codes are of the two halves")
         if route.spec is not None:
-            layer = whole_layer(recipe, values, outer_size, backend)
+            layer = whole_layer(recipe, read, outer_size, backend)
             route = _readable(route, layer)
         self.state.route = route
         if route.spec is None or layer is None:
@@ -120,7 +120,7 @@ class WeightShard(torch.Tensor):
         delayed = module.delayed_states[self.state.number] if recipe.stateful else None
 
         def quantize() -> GatherInput:
-            codes = quantize_shard(values, route, group, backend, delayed, module.training)
+            codes = quantize_shard(read, route, group, backend, delayed, module.training)
             return _gather_input(codes, layer, tuple(outer_size), dim, group)
 
         return self.state.codes(self.wrapped, module, layer, quantize)
