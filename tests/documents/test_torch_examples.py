@@ -9,6 +9,9 @@ import sys
 import pytest
 from workspace import ROOT
 
+ABORTED_AT_EXIT = "terminate called without an active exception"
+"""What a process of torch's gloo says where it aborts after its work, once in dozens of runs: see field-notes.md."""
+
 
 def test_adapters_over_frozen_codes() -> None:
     """The adapters learn what they can, and are stored and loaded alone."""
@@ -26,6 +29,8 @@ def test_experts_on_two_ranks(example: str) -> None:
     """Both ranks train, on one loss, and it falls."""
     command = [sys.executable, str(ROOT / "docs" / "examples" / example)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if ABORTED_AT_EXIT in done.stderr:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     told = dict(re.findall(r"rank (\d) of 2: loss ([\d. ]+)", done.stdout))
     assert told.keys() == {"0", "1"}
