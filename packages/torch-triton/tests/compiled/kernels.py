@@ -107,19 +107,26 @@ def launches_of(recipe: Recipe, chip: Any, dtype: torch.dtype = torch.bfloat16) 
     out = torch.zeros((G, N, K))
     Wgrad(chip, "float32")(operands["x"], operands["dy"], sizes, out=out, accumulate=True)
     Wgrad(chip, result)(operands["x"], operands["dy"], sizes)
-    _written.extend([_without_roles(each) for each in _written if each.kernel is hopper_columns])
+    _written.extend(
+        [
+            _without_roles(each)
+            for each in _written
+            if each.kernel is hopper_columns and not each.constants["ACCUMULATE"]
+        ]
+    )
     return _each_once()
 
 
 def _without_roles(written: Written) -> Written:
-    """The same wgrad as octavo-jax-triton starts it, whose blocks have 128 columns."""
+    """The same wgrad as octavo-jax-triton starts it, whose blocks have 128 columns and which adds to nothing."""
     narrow = [
         replace(each, block_shape=[min(side, 128) for side in each.block_shape])
         if isinstance(each, SharedDescriptor)
         else each
         for each in written.arguments
     ]
-    return Written(undivided_columns, tuple(narrow), written.constants)
+    constants = {name: value for name, value in written.constants.items() if name != "ACCUMULATE"}
+    return Written(undivided_columns, tuple(narrow), constants)
 
 
 def launches_of_moves(dtype: torch.dtype) -> list[Written]:
@@ -205,7 +212,7 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
                 telling = name == "fp8-block" or (chip == 100 and name in ("mxfp8", "nvfp4"))
                 wanted = written.constants.get("TURNED") is False and telling
                 if (chip, name) in _QUICK_WGRADS:
-                    wanted |= written.kernel is _QUICK_WGRADS[chip, name] and not written.constants["ACCUMULATE"]
+                    wanted |= written.kernel is _QUICK_WGRADS[chip, name] and not written.constants.get("ACCUMULATE")
                 if not is_gemm and (chip, name) in _QUICK_QUANTIZERS:
                     wanted = written.kernel.__name__.startswith("quantize") and "STACKED" in written.constants
                     wanted = wanted and not written.constants["STACKED"]

@@ -37,6 +37,6 @@ def columns_on_hopper(
         of_a, scales[0], of_b, scales[1], table, out,
         height, width, groups, down, across, height * width, width, 1,
     )  # fmt: skip
-    how = {"SCALING": spec.scaling, "ACCUMULATE": False, "BESIDE": BESIDE, "EVEN": even(height, width)}
+    how = {"SCALING": spec.scaling, "BESIDE": BESIDE, "EVEN": even(height, width)}
     options = {"num_warps": 4, "enable_fp_fusion": True}
     return start(undivided_columns, (groups * down * across,), arguments, target, **how, **options)[out.name]

@@ -54,7 +54,7 @@ def promoted(total, product, rows, columns, FROM: gl.constexpr):
 @gluon.jit
 def undivided_columns(
     a, a_scale, b, b_scale, table, out, height, width, groups, down, across, out_group, out_row, out_column,
-    SCALING: gl.constexpr, ACCUMULATE: gl.constexpr, BESIDE: gl.constexpr, EVEN: gl.constexpr = False,
+    SCALING: gl.constexpr, BESIDE: gl.constexpr, EVEN: gl.constexpr = False,
 ):  # fmt: skip
     """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k]; its arguments are those of hopper_columns, where
     b_scale has blocks of 128 columns, too."""
@@ -75,42 +75,41 @@ def undivided_columns(
     group, steps, panel, n, k = place(gl.program_id(0), table, groups, down, across, BESIDE)
     n = n * 128
     k = k * 128
-    if steps > 0 or not ACCUMULATE:
-        for stage in gl.static_range(STAGES):
-            if stage < steps:
-                fetch(
-                    a, a_scale, b, b_scale, panel, n, k, height, width, stage, a_tiles, a_scales, b_tiles, b_scales,
-                    full, SCALING,
-                )  # fmt: skip
-        upper = gl.zeros([64, 128], gl.float32, SUMS)
-        lower = gl.zeros([64, 128], gl.float32, SUMS)
-        for step in range(steps):
-            slot = step % STAGES
-            phase = (step // STAGES) & 1
-            mbarrier.wait(full.index(slot), phase)
-            product = multiplied(a_tiles.index(slot), b_tiles.index(slot), 0, 0)
-            if SCALING == "block":
-                upper = promoted(upper, product, a_scales.index(slot), b_scales.index(slot), 0)
-            else:
-                upper = added(upper, product)
-            product = multiplied(a_tiles.index(slot), b_tiles.index(slot), 64, 0)
-            if SCALING == "block":
-                lower = promoted(lower, product, a_scales.index(slot), b_scales.index(slot), 64)
-            else:
-                lower = added(lower, product)
-            if step + STAGES < steps:
-                # every warp has read the stage
-                mbarrier.arrive(empty.index(slot), count=1)
-                mbarrier.wait(empty.index(slot), phase)
-                fetch(
-                    a, a_scale, b, b_scale, panel, n, k, height, width, step + STAGES,
-                    a_tiles, a_scales, b_tiles, b_scales, full, SCALING,
-                )  # fmt: skip
-        finish(
-            upper, a_scale, b_scale, out, group, steps, n, k, height, width,
-            out_group, out_row, out_column, SCALING, ACCUMULATE,
-        )  # fmt: skip
-        finish(
-            lower, a_scale, b_scale, out, group, steps, n + 64, k, height, width,
-            out_group, out_row, out_column, SCALING, ACCUMULATE,
-        )  # fmt: skip
+    for stage in gl.static_range(STAGES):
+        if stage < steps:
+            fetch(
+                a, a_scale, b, b_scale, panel, n, k, height, width, stage, a_tiles, a_scales, b_tiles, b_scales,
+                full, SCALING,
+            )  # fmt: skip
+    upper = gl.zeros([64, 128], gl.float32, SUMS)
+    lower = gl.zeros([64, 128], gl.float32, SUMS)
+    for step in range(steps):
+        slot = step % STAGES
+        phase = (step // STAGES) & 1
+        mbarrier.wait(full.index(slot), phase)
+        product = multiplied(a_tiles.index(slot), b_tiles.index(slot), 0, 0)
+        if SCALING == "block":
+            upper = promoted(upper, product, a_scales.index(slot), b_scales.index(slot), 0)
+        else:
+            upper = added(upper, product)
+        product = multiplied(a_tiles.index(slot), b_tiles.index(slot), 64, 0)
+        if SCALING == "block":
+            lower = promoted(lower, product, a_scales.index(slot), b_scales.index(slot), 64)
+        else:
+            lower = added(lower, product)
+        if step + STAGES < steps:
+            # every warp has read the stage
+            mbarrier.arrive(empty.index(slot), count=1)
+            mbarrier.wait(empty.index(slot), phase)
+            fetch(
+                a, a_scale, b, b_scale, panel, n, k, height, width, step + STAGES,
+                a_tiles, a_scales, b_tiles, b_scales, full, SCALING,
+            )  # fmt: skip
+    finish(
+        upper, a_scale, b_scale, out, group, steps, n, k, height, width,
+        out_group, out_row, out_column, SCALING, False,
+    )  # fmt: skip
+    finish(
+        lower, a_scale, b_scale, out, group, steps, n + 64, k, height, width,
+        out_group, out_row, out_column, SCALING, False,
+    )  # fmt: skip
