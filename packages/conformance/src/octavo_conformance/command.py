@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -70,9 +71,7 @@ def _told(returncode: int, text: str) -> str:
     sentence = text.strip()
     if returncode != _USAGE_ERROR or not sentence.startswith(_BY_USAGE_ERROR) or "\n" in sentence:
         return text
-    sentence = sentence.removeprefix(_BY_USAGE_ERROR)
-    own = sentence.removeprefix("--octavo-")
-    return f"octavo: {sentence if own == sentence else f'--{own}'}\n"
+    return f"octavo: {re.sub('^--octavo-', '--', sentence.removeprefix(_BY_USAGE_ERROR))}\n"
 
 
 def _shown(skips: bool, exit_first: bool, verbose: bool, quiet: bool) -> list[str]:

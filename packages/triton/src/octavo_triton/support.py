@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
+from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo_triton.layouts import TURNED
 
@@ -16,7 +17,6 @@ Arch = tuple[int, int]
 Op = Literal["quantize", "dequantize", "fprop", "dgrad", "wgrad", "permute_rows", "combine_rows", "dot_rows"]
 Accumulation = Literal["fp32", "hopper_bf16", "hopper_fp8_promoted"]
 Weight = Literal["nk", "kn"]
-DType = Literal["bfloat16", "float16", "float32"]
 
 QUANTIZERS: Final[frozenset[Op]] = frozenset({"quantize", "dequantize"})
 GEMMS: Final[frozenset[Op]] = frozenset({"fprop", "dgrad", "wgrad"})

@@ -67,9 +67,9 @@ def apply(
 
     The path of every call: no model of pydantic's is built, compared or hashed here, and no plugin is asked.
     """
-    if (_autocast_anywhere() or _transforms_active() or _is_jit_tracing() or _dispatch_modes()) and contexts.concerns(
-        x
-    ):  # contexts.any_active, without the call
+    # contexts.any_active, without the call
+    in_context = _autocast_anywhere() or _transforms_active() or _is_jit_tracing() or _dispatch_modes()
+    if in_context and contexts.concerns(x):
         return _in_context(x, weight, group_sizes, bias, bias_scales, call)
     recipe, layers, backend, state = call.recipe, call.layers, call.backend, call.state
     if call.output_dtype is not None:
