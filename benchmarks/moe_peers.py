@@ -21,13 +21,14 @@ from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from layers import MOE
 from torch import Tensor
 from torch.nn.functional import silu
 
+import octavo
 import octavo_torch as ot
 from octavo_bench.errors import AbsentError
 from octavo_bench.peers.loading import loaded_sonic_moe
@@ -46,6 +47,11 @@ TURNS, WARM = 11, 2
 ALIGNED = 8  # rows of which torch's wgrad takes multiples
 NAMES = ("y", "x", "weights", "w1", "w2")
 _PACKAGES = ("octavo-torch", "octavo-native", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl", "triton")
+_IN_BLOCKS: tuple[tuple[str, octavo.Recipe, Literal["standard", "lean"]], ...] = (
+    ("fp8-block", octavo.BlockScaling(), "standard"),
+    ("fp8-block, wgrad in bf16", octavo.BlockScaling(wgrad="high_precision"), "standard"),
+    ("fp8-block", octavo.BlockScaling(), "lean"),
+)
 Way = tuple[Callable[[], Tensor], list[Tensor]]
 """A forward, and the leaves whose gradients are taken: x, weights, w1, w2."""
 
@@ -96,12 +102,12 @@ def ways_of(given: dict[str, Tensor], sonic: Any) -> Iterator[tuple[str, Way]]:
     yield TORCH, (partial(grouped_mm, **values), of_all)
     for form in ("standard", "lean"):
         yield f"octavo bf16, {form}", (partial(ot.moe_mlp, **values, recipe="bf16", form=form), of_all)
-    for form in ("standard", "lean"):
-        block = partial(ot.moe_mlp, **values, recipe="fp8-block", form=form)
-        yield f"octavo fp8-block, {form}", (block, of_all)
-        yield f"octavo fp8-block, {form}, codes made again", (partial(block, weight_codes="remake"), of_all)
-        codes = {name: ot.quantize_weight(leaves[name], "fp8-block") for name in ("w1", "w2")}
-        yield f"octavo fp8-block, {form}, codes given", (partial(block, **codes), of_all)
+    for label, recipe, form in _IN_BLOCKS:
+        block = partial(ot.moe_mlp, **values, recipe=recipe, form=form)
+        yield f"octavo {label}, {form}", (block, of_all)
+        yield f"octavo {label}, {form}, codes made again", (partial(block, weight_codes="remake"), of_all)
+        codes = {name: ot.quantize_weight(leaves[name], recipe) for name in ("w1", "w2")}
+        yield f"octavo {label}, {form}, codes given", (partial(block, **codes), of_all)
 
 
 def step_bytes(way: Way, dy: Tensor) -> tuple[dict[str, int], list[Tensor]]:

@@ -250,13 +250,17 @@ def test_why_needs_no_shape(run: Any) -> None:
 
 
 def test_why_says_which_codes_are_made_of_tokens(run: Any, use: Any, fakes: Any) -> None:
-    """x of fc1 and dy of fc2, where the backend has `of_tokens` and no product in high precision reads the rows. In JAX
-    the choices' weights may multiply dy before."""
+    """x of fc1 and dy of fc2, where the backend has `of_tokens` and no product in high precision reads the rows,
+    and products that gather. In JAX the choices' weights may multiply dy before."""
 
     class OfTokens(fakes.Backend):  # type: ignore[misc, name-defined]
+        gathers: tuple[str, ...] = ()
+
         def bind(self, request: Any) -> Any:
             bound = super().bind(request)
-            return replace(bound, of_tokens=print) if request.op == "quantize" else bound
+            if request.op == "quantize":
+                return replace(bound, of_tokens=print)
+            return replace(bound, takes_tokens=("dy",)) if request.op in self.gathers else bound
 
     of_rows = {"recipes": {"mxfp8", "row", "high_precision"}}
     in_jax = fakes.row(**of_rows, framework="jax", weights={"nk", "kn"})
@@ -268,6 +272,13 @@ def test_why_says_which_codes_are_made_of_tokens(run: Any, use: Any, fakes: Any)
     ):
         parts = run("why", op, "--recipe", recipe, *WHY[4:], "--json").json["parts"]
         assert [part["operation"] for part in parts if "from tokens" in part["how"]] == expected
+    gathering = OfTokens()
+    gathering.gathers = ("wgrad",)
+    use(fakes.registry(fakes.plugin("a", gathering, rows=[fakes.row(**of_rows)])))
+    parts = run("why", "moe", "--recipe", "fp8-row-wgrad-high-precision", *WHY[4:], "--json").json["parts"]
+    of_tokens = [part["operation"] for part in parts if "from tokens" in part["how"]]
+    assert of_tokens == ["fc1 quantize x", "fc2 quantize dy", "fc2 wgrad"]
+    use(fakes.registry(fakes.plugin("a", OfTokens(), rows=[fakes.row(**of_rows), in_jax])))
     for framework, unless in (("torch", False), ("jax", True)):
         parts = run("why", "moe", "--recipe", "mxfp8", *WHY[4:], "--framework", framework, "--json").json["parts"]
         (how,) = (part["how"] for part in parts if part["operation"] == "fc2 quantize dy")

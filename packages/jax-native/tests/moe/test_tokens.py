@@ -110,7 +110,7 @@ def test_the_bits_of_permuted_rows(name: str, rng: np.random.Generator) -> None:
         assert all(same), same
 
 
-@pytest.mark.parametrize("name", ["block", "row", "high precision"])
+@pytest.mark.parametrize("name", ["block", "row", "high precision", "no wgrad"])
 @pytest.mark.parametrize("on", ["output", "activation"])
 def test_no_program_has_the_rows(on: str, name: str, rng: np.random.Generator) -> None:
     """What there is of [T k, K] and [T k, N] in a step's program are results of GEMMs: x is not permuted in either
@@ -227,16 +227,20 @@ def test_explain_says_what_is_read_from_tokens(
         "x in wgrad": ((recomputed, "x"), "wgrad"),
         "dy": ((recomputed, "dy"), "dgrad"),
     }
+    both = {gathered.get(("dy", gemm)) for gemm in ("dgrad", "wgrad")} == {"values"}
     for what, ((module, operand), gemm) in lines.items():
         said, kind = told[what], gathered.get((operand, gemm))
         once = f"jax-native quantizes each token once, and jax-native reads its codes in {gemm}"
         if kind == "values":
-            assert said == "jax-native reads the tokens in its product"
+            alone = what == "dy" and not both  # the other product reads codes
+            wanted = f"jax-native reads the tokens in {gemm}" if alone else "jax-native reads the tokens in its product"
+            assert said.partition(";")[0] == wanted
         elif kind == "codes":
             assert said.partition(";")[0] == once
         elif (module.__name__, operand) in made:
             assert said == "jax-native quantizes the tokens"
         else:
             assert said.startswith(("rows are permuted", "kept"))
-    assert gathered.get(("dy", "wgrad"), "values") == "values"
-    assert (("dy", "wgrad") in gathered) is (gathered.get(("dy", "dgrad")) == "values")
+    of_wgrad = None if weights_on == "output" or recipe.quantizes("wgrad") else "values"
+    assert gathered.get(("dy", "wgrad")) == of_wgrad
+    assert ("; jax-native reads the tokens in wgrad" in told["dy"]) is (of_wgrad is not None and not both)

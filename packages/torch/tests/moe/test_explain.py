@@ -100,7 +100,7 @@ def quantized(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         ({"recipe": BlockScaling(), "form": "lean"}, True, True),
         ({"recipe": RowScaling(), "form": "recompute"}, True, True),
         ({"recipe": BlockScaling(), "form": "keep_all"}, False, True),
-        ({"recipe": BlockScaling(wgrad="high_precision")}, True, False),
+        ({"recipe": BlockScaling(wgrad="high_precision")}, True, True),
         ({"recipe": BlockScaling(dgrad="high_precision")}, True, False),
         ({"recipe": CurrentScaling()}, False, False),
         ({"recipe": NVFP4()}, False, False),

@@ -131,11 +131,12 @@ def _states(*histories: tuple[ScalingHistory | None, ...]) -> tuple[DelayedState
 class DyRead(NamedTuple):
     """What a MoE layer has made of the tokens of dy, so that no rows of it are read; None for what reads the rows.
 
-    codes                codes of the rows, and the history, as `quantize_operand` returns them
+    codes                codes of the rows, None if both GEMMs gather, and the history, as `quantize_operand` returns
+                         them
     of_dgrad, of_wgrad   the tokens from which these GEMMs gather
     """
 
-    codes: tuple[GroupedTensor, ScalingHistory | None] | None = None
+    codes: tuple[GroupedTensor | None, ScalingHistory | None] | None = None
     of_dgrad: TokenRows[Array] | None = None
     of_wgrad: TokenRows[Array] | None = None
 

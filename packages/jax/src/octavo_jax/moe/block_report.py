@@ -32,7 +32,7 @@ from octavo_jax.moe.expert_parallel import LACKING, chosen_way
 from octavo_jax.moe.experts import LocalExperts, composes
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
-from octavo_jax.moe.layer.tokens import gathers, gathers_codes, reads_tokens
+from octavo_jax.moe.layer.tokens import dy_reads, gathers, gathers_codes, reads_tokens
 from octavo_jax.moe.local_block import BlockArrays, Body
 from octavo_jax.moe.moves import Served, of_router
 from octavo_jax.scaling.delayed_state import init_delayed
@@ -251,12 +251,20 @@ def _dy(plan: MoePlan) -> str:
     fc2 = plan.mlp.fc2
     if plan.on_output:
         return 'rows are permuted first: weights_on is "output", so the choices\' weights multiply them'
-    if gathers(fc2, "dy", "dgrad", "wgrad"):
+    reads = dy_reads(fc2)
+    if set(reads.values()) == {"tokens"}:
         return _gathered(fc2, "dgrad")
-    quantizer = fc2.plan.quantize_dy
-    if not gathers_codes(fc2, "dy", "dgrad"):
-        return _read(fc2, quantizer, "dy", ("dgrad", "wgrad"))
-    return f"{_gathered_codes(fc2, 'dy', 'dgrad')}; for wgrad {_read(fc2, quantizer, 'dy', ('wgrad',))}"
+    said = []
+    for gemm, read in reads.items():
+        if read == "tokens":
+            said.append(f"{_backend(fc2, gemm)} reads the tokens in {gemm}")
+        elif read == "codes of tokens":
+            said.append(_gathered_codes(fc2, "dy", gemm))
+    rows = tuple(gemm for gemm, read in reads.items() if read == "rows")
+    if rows:
+        how = _read(fc2, fc2.plan.quantize_dy, "dy", rows)
+        said.append(f"for {rows[0]} {how}" if said else how)
+    return "; ".join(said)
 
 
 def _gathered(layer: Layer, gemm: Gemm) -> str:

@@ -45,8 +45,8 @@ class BackwardOperands(Protocol):
                 not read dy is computed first
 
     dy          the gradient of y's rows; the operands keep no reference to it
-    dy_codes    in place of `dy`: returns dy as dgrad and as wgrad read it, quantized from tokens without writing the
-                rows; None if the rows are needed
+    dy_codes    in place of `dy`: returns dy as dgrad and as wgrad read it, without writing the rows: quantized from
+                tokens, or the tokens for a GEMM that gathers unquantized rows; None if the rows are needed
     dy_tokens   in place of `dy`: returns tokens from which both GEMMs gather dy's rows; None if the rows are needed
     h           fc1's result
     x           the rows of x as fc1's wgrad reads them
@@ -204,14 +204,13 @@ class _Backward:
         if self.multiplies and operands.awaits_dy:
             self.h = operands.h()
             self.a = operands.a(self.h, self.seed2) if needs.w2 else None
-        reads_dy = (self.before_activation and not fc2.quantized_dgrad) or (needs.w2 and not fc2.quantized_wgrad)
         of_bias = needs.bias2 or needs.bias2_scales
         if self.multiplies and not of_bias and self.call.fc2.probe is None:
             if fc2.quantize_dy is None and operands.dy_tokens is not None:
                 self.of_dgrad = self.of_wgrad = operands.dy_tokens()
                 self.dy_stays = True
                 return
-            if not reads_dy and operands.dy_codes is not None:
+            if operands.dy_codes is not None:
                 self.of_dgrad, self.of_wgrad = operands.dy_codes(self.seed2)
                 return
         dy = operands.dy()

@@ -240,20 +240,23 @@ class _KeptOperands:
 
     def _dy_as_it_stands(self) -> TokenRows[Tensor]:
         call, dy = self._call.fc2, self._dy.pop()()
-        if self._call.token_exchange is not None and is_postponed(call):
+        if self._call.token_exchange is not None and is_postponed(call) and not call.layer.quantized_wgrad:
             dy = dy.clone()  # where it has arrived, the next message will
         return TokenRows(dy.to(call.layer.row_dtype), *self.places)
 
     def _dy_of_tokens(self, seed: DrawnSeed) -> tuple[Rows, Rows]:
-        call, dy, once = self._call.fc2, self._dy.pop()(), self._call.moe.dy_once
-        dy = dy.to(call.layer.row_dtype)
-        if once is None:
-            codes = quantize_tokens(call, call.layer.quantizers["dy"], "dy", dy, self.places, seed)
-            return codes, codes
-        rows = quantize_once(once.tokens, "dy", dy, self.places)
-        if once.columns is None:
-            return rows, rows
-        return rows, quantize_tokens(call, once.columns, "dy", dy, self.places, seed)
+        call, once = self._call.fc2, self._call.moe.dy_once
+        layer, values = call.layer, self._dy_as_it_stands()
+        of_dgrad: Rows = values
+        of_wgrad: Rows = values
+        quantizer = layer.quantizers["dy"] if once is None else once.columns
+        if quantizer is not None:
+            codes = quantize_tokens(call, quantizer, "dy", values.tokens, self.places, seed)
+            of_dgrad = codes if layer.quantized_dgrad else values
+            of_wgrad = codes if layer.quantized_wgrad else values
+        if once is not None:
+            of_dgrad = quantize_once(once.tokens, "dy", values.tokens, self.places)
+        return of_dgrad, of_wgrad
 
     def h(self) -> Tensor:
         h, call = self._get("h"), self._call

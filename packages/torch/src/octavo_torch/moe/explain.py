@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.moves import choose_request, move_request
 from octavo_torch.moe.parallel.explain import ExchangePlan, explain_own_exchange
+from octavo_torch.moe.plan import MoePlan
 
 _TORCH = "torch's operations"
 _OBSERVER = "an observer reads them"
@@ -180,26 +181,35 @@ def _why_rows_of_x(call: MoeCall, watched: bool) -> str:
 
 
 def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
-    read = {"dgrad": fc2.need_dx, "wgrad": fc2.need_dw}
+    read: dict[Gemm, bool] = {"dgrad": fc2.need_dx, "wgrad": fc2.need_dw}
     quantized = {"dgrad": fc2.quantized_dgrad, "wgrad": fc2.quantized_wgrad}
-    reads_dy = [gemm for gemm, needed in read.items() if needed and not quantized[gemm]]
+    reads_dy: list[Gemm] = [gemm for gemm, needed in read.items() if needed and not quantized[gemm]]
     if call.fc2.probe is not None:
         why = _OBSERVER
     elif reads_bias2:
         why = "the gradient of fc2's bias, or of the choices' weights beside it, sums them"
     elif call.moe.dy_gathered:
         return f"{_backend(fc2, 'dgrad')} reads it by token in its products; no row of it is written"
-    elif reads_dy and fc2.quantize_dy is not None:
-        why = f"{reads_dy[0]} reads them in high precision beside the codes of the other product"
-    elif call.moe.dy_once is not None:
-        once, columns = call.moe.dy_once
-        for_wgrad = "" if columns is None else f"; for wgrad {columns.backend} quantizes it by token"
-        return f"{_gathers_codes(once, fc2, 'dgrad')}{for_wgrad}; no row of it is written"
     elif call.moe.dy_of_tokens:
-        return f"{fc2.quantizers['dy'].backend} quantizes it by token; no row of it is written"
+        return "; ".join([*_dy_by_token(fc2, call.moe, reads_dy), "no row of it is written"])
+    elif reads_dy and fc2.takes_tokens("dy"):
+        why = f"{_backend(fc2, reads_dy[0])} takes no tokens in {reads_dy[0]}, which reads them in high precision"
     else:
         why = _takes_none(fc2, "dy", "dgrad" if fc2.need_dx else "wgrad")
     return f"rows are permuted first: {why}"
+
+
+def _dy_by_token(fc2: Layer, made: MoePlan, unquantized: Sequence[Gemm]) -> Iterator[str]:
+    """What reads dy's tokens: the quantizers, and the products that read it unquantized."""
+    if made.dy_once is None:
+        yield f"{fc2.quantizers['dy'].backend} quantizes it by token"
+    else:
+        once, columns = made.dy_once
+        yield _gathers_codes(once, fc2, "dgrad")
+        if columns is not None:
+            yield f"for wgrad {columns.backend} quantizes it by token"
+    for gemm in unquantized:
+        yield f"{_backend(fc2, gemm)} reads the tokens in {gemm}"
 
 
 def _takes_none(layer: Layer, operand: Operand, gemm: Gemm) -> str:

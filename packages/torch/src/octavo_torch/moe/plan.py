@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from octavo.quantizer import Direction, Operand
+from octavo.recipe_base import READERS, Gemm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
@@ -37,7 +38,7 @@ class MoePlan:
 
     Rows that are not written, because what reads them reads the tokens:
 
-    x_of_tokens, dy_of_tokens   x, or dy, is quantized from its tokens
+    x_of_tokens, dy_of_tokens   x, or dy, is quantized from its tokens. What reads dy unquantized gathers its rows
     x_once     in addition, the product gathers codes of x: the quantizer of its tokens, each once. None: it reads rows
     dy_once    the same for dy, see DyOnce
     x_gathered, dy_gathered     nothing is quantized, and the GEMMs gather rows of x, or of dy, from the tokens
@@ -72,7 +73,8 @@ class MoePlan:
         self.wgrad_gathers = again.need_dw and again.quantize_x is None and again.gathers("x", "wgrad")
         keeps_x = keep_rows and fc1.need_dw and not fc1.quantized_wgrad and not self.wgrad_gathers
         self.x_of_tokens = fc1.takes_tokens("x") and fc1.quantized_fprop and not keeps_x
-        self.dy_of_tokens = fc2.takes_tokens("dy")
+        unquantized: list[Gemm] = [gemm for gemm in READERS["dy"] if not fc2.recipe.quantizes(gemm)]
+        self.dy_of_tokens = fc2.takes_tokens("dy") and fc2.gathers("dy", *unquantized)
         once = self.x_of_tokens and not _computes(fc1, "x", "columnwise") and fc1.gathers_codes("x", "fprop")
         self.x_once = fc1.quantizer_of_tokens("x") if once else None
         self.dy_once = _dy_once(fc2) if self.dy_of_tokens else None

@@ -63,7 +63,7 @@ def compose_parts(question: Question, backend: Sequence[str] | None) -> list[Par
 
 
 def _of_tokens(plans: Mapping[str, LayerPlan]) -> Iterator[str]:
-    """The parts that read a MoE layer's tokens: quantizers whose rows no product reads, and products of no codes."""
+    """The parts that read a MoE layer's tokens: products of no codes, and quantizers whose rows no product reads."""
     x, dy = plans["fc1"], plans["fc2"]
     products: tuple[tuple[str, LayerPlan, Operand, tuple[Gemm, ...]], ...] = (
         ("fc1", x, "x", GEMMS[:1]),
@@ -71,15 +71,15 @@ def _of_tokens(plans: Mapping[str, LayerPlan]) -> Iterator[str]:
         ("fc2", dy, "dy", GEMMS[1:]),
     )
     for layer, plan, operand, together in products:
-        if all(plan.reads_tokens(gemm, operand) for gemm in together):
-            yield from (f"{layer} {gemm}" for gemm in together)
-    for name, quantizer, recipe, gemms in (
-        ("fc1 quantize x", x.quantize_x, x.recipe, GEMMS[:1]),
-        ("fc2 quantize dy", dy.quantize_dy, dy.recipe, GEMMS[1:]),
-    ):
+        unquantized = [gemm for gemm in together if not plan.recipe.quantizes(gemm)]
+        quantizer = dict(plan.quantizers)[f"quantize_{operand}"]
         offers = quantizer is not None and quantizer.bound.of_tokens is not None
-        if offers and all(recipe.quantizes(gemm) for gemm in gemms):
-            yield name
+        if not all(plan.reads_tokens(gemm, operand) for gemm in unquantized):
+            continue
+        if len(unquantized) == len(together):
+            yield from (f"{layer} {gemm}" for gemm in together)
+        elif offers:
+            yield from (f"{layer} quantize {operand}", *(f"{layer} {gemm}" for gemm in unquantized))
 
 
 def _layer(name: str, plan: LayerPlan) -> Iterator[Part]:

@@ -15,7 +15,7 @@ from octavo_jax.linear.products import Values, forward_product
 from octavo_jax.mlp.autograd import DyRead, Residuals, history_of, second_context
 from octavo_jax.moe.layer.forms import kept_rows
 from octavo_jax.moe.layer.kept import Kept, KeptKernel, plane_of
-from octavo_jax.moe.layer.tokens import Tokens, gathered_codes, gathered_rows, gathers, quantize_tokens, reads_tokens
+from octavo_jax.moe.layer.tokens import Tokens, dy_reads, gathered_rows, quantize_tokens, reads_tokens
 from octavo_jax.moe.permutation import weights_by_row
 
 
@@ -77,15 +77,17 @@ class Recomputed:
     def dy_read(self, dy: Tokens) -> DyRead:
         """What is read of the tokens' gradient `dy` instead of the rows that their choices make of it."""
         fc2 = self._kept.plan.mlp.fc2
-        quantize = fc2.plan.quantize_dy
-        if gathers(fc2, "dy", "dgrad", "wgrad"):
-            rows = dy.gathered(dy.x, self._later)
-            return DyRead(None, rows, rows)
-        of_dgrad = gathered_codes(fc2, "dy", "dgrad", dy, self._later)
-        if not reads_tokens(fc2, quantize, "dy", ("dgrad", "wgrad")):
-            return DyRead(None, of_dgrad)
-        codes = quantize_tokens(quantize, fc2, dy, "dy", self._later, history_of(self._states[1], "grad"))
-        return DyRead(codes, of_dgrad)
+        quantize, history = fc2.plan.quantize_dy, history_of(self._states[1], "grad")
+        reads = dy_reads(fc2)
+        of_dgrad, of_wgrad = (
+            None if read == "rows" else gathered_rows(fc2, "dy", gemm, dy, self._later) for gemm, read in reads.items()
+        )
+        rows = tuple(gemm for gemm, gathered in zip(reads, (of_dgrad, of_wgrad), strict=True) if gathered is None)
+        if not rows:
+            return DyRead((None, history), of_dgrad, of_wgrad)
+        if not reads_tokens(fc2, quantize, "dy", rows):
+            return DyRead(None, of_dgrad, of_wgrad)
+        return DyRead(quantize_tokens(quantize, fc2, dy, "dy", self._later, history), of_dgrad, of_wgrad)
 
     def _results(self) -> Array:
         kept, mlp = self._kept, self._kept.again[0]

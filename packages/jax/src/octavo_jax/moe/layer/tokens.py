@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jax import Array
 
@@ -55,6 +55,22 @@ def gathers(layer: Layer, operand: Operand, *gemms: Gemm) -> bool:
 def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
     """Whether this GEMM gathers the codes of the operand's rows from tokens that are each quantized once."""
     return holds_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
+
+
+def dy_reads(layer: Layer) -> dict[Gemm, Literal["tokens", "codes of tokens", "rows"]]:
+    """How dgrad and wgrad read dy: gathered from the tokens, from codes of each token, or as rows.
+
+    Rows that are read as codes are not written if `reads_tokens` says so of these GEMMs. Otherwise they are, and
+    whatever reads dy unquantized reads them.
+    """
+    found: dict[Gemm, Literal["tokens", "codes of tokens", "rows"]] = {}
+    for gemm in READERS["dy"]:
+        once = gemm == "dgrad" and gathers_codes(layer, "dy", gemm)
+        found[gemm] = "tokens" if gathers(layer, "dy", gemm) else "codes of tokens" if once else "rows"
+    rows = tuple(gemm for gemm, read in found.items() if read == "rows")
+    if rows and not reads_tokens(layer, layer.plan.quantize_dy, "dy", rows):
+        return {gemm: "rows" if read == "tokens" else read for gemm, read in found.items()}
+    return found
 
 
 def gathered_rows(
