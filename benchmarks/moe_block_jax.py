@@ -19,9 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from moe_forms_jax import GPT_OSS, KINDS, SHAPES, draw, step_times, write
+from moe_forms_jax import GPT_OSS, RECIPES, SHAPES, draw, step_times, write
 
-import octavo
 import octavo_registry
 from octavo_jax import moe
 from octavo_jax_native.backend import NativeBackend
@@ -85,7 +84,7 @@ class Plugin:
 
 def block(label: str, kind: str, weights_on: Any, backend: str) -> Callable[..., Array]:
     """(x, router, wi, wo, bi and bo or neither) -> y."""
-    how: dict[str, Any] = {"k": SHAPES[label].k, "recipe": octavo.recipe(kind), "weights_on": weights_on}
+    how: dict[str, Any] = {"k": SHAPES[label].k, "recipe": RECIPES[kind], "weights_on": weights_on}
     how |= {"backend": backend, "activation": "clamped_swiglu" if label == GPT_OSS else "swiglu"}
 
     def call(x: Array, router: Array, wi: Array, wo: Array, *biases: Array) -> Array:
@@ -135,7 +134,7 @@ def rows_of(label: str, kind: str, weights_on: str) -> list[dict[str, Any]]:
 def main() -> None:
     """Writes OUTPUT after every case."""
     octavo_registry.register(Plugin(), "products-and-quantizers-plugin")
-    cases = itertools.product(SHAPES, KINDS, ("output", "activation"))
+    cases = itertools.product(SHAPES, RECIPES, ("output", "activation"))
     write("moe_block_jax.py", __doc__, [partial(rows_of, *case) for case in cases])
 
 

@@ -49,7 +49,9 @@ GPT_OSS = "gpt-oss-20b"
 SHAPES = {label: octavo_jax.MoeShape(*sizes) for label, sizes in MOE.items()} | {
     GPT_OSS: octavo_jax.MoeShape(8192, 4, 32, 2880, 2880)
 }
-KINDS = ("bf16", "fp8-block", "fp8-current", "mxfp8")
+RECIPES = {kind: octavo.recipe(kind) for kind in ("bf16", "fp8-block", "fp8-current", "mxfp8")} | {
+    "fp8-block, wgrad in bf16": octavo.BlockScaling(wgrad="high_precision")
+}
 NATIVE, ROWS = "jax-native", "products-of-rows"
 TURNS, WARM = 10, 2
 
@@ -140,7 +142,7 @@ def layer(recipe: octavo.Recipe, experts: int, way: Way, activation: str) -> Cal
 
 def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
     """A row for each way of one shape and recipe."""
-    shape, recipe = SHAPES[label], octavo.recipe(kind)
+    shape, recipe = SHAPES[label], RECIPES[kind]
     given = draw(shape)
     biases, activation = (("bi", "bo"), "clamped_swiglu") if label == GPT_OSS else ((), "swiglu")
     leaves = tuple(given[name] for name in ("x", "weights", "wi", "wo", *biases))
@@ -210,7 +212,7 @@ def write(script: str, description: str | None, cases: Iterable[Callable[[], lis
 def main() -> None:
     """Writes OUTPUT after every recipe."""
     octavo_registry.register(Plugin(), "products-of-rows-plugin")
-    write("moe_forms_jax.py", __doc__, [partial(rows_of, label, kind) for label in SHAPES for kind in KINDS])
+    write("moe_forms_jax.py", __doc__, [partial(rows_of, label, kind) for label in SHAPES for kind in RECIPES])
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_static_buffers_hold_what_there_is(route: str, ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("postpones", [False, True])
-@pytest.mark.parametrize("recipes", [("mxfp8", "fp8-block"), ("bf16", "bf16")], ids="-".join)
+@pytest.mark.parametrize("recipes", [("mxfp8", "fp8-row-wgrad-high-precision"), ("bf16", "bf16")], ids="-".join)
 def test_layers_share_peer_memory(recipes: tuple[str, str], postpones: bool, ranks: Ranks) -> None:
     """Layers of other sides write into the same memory, which grows, in whatever order forwards and backwards come: the
     bits of collectives, which have buffers of their own, in weight gradients that are postponed, too."""
