@@ -10,7 +10,7 @@ from bars import Chart, by_group, draw
 from workspace import ROOT
 
 MOE, STEP, GEMM, DEEPGEMM = (f"{name}-h200-2026-11-28" for name in ("moe", "step", "gemm", "gemm-deepgemm"))
-PEERS = "moe-peers-h200-2026-11-28"
+PEERS = "moe-peers-h200-2026-11-29"
 QUANTIZE, BATCHED = (f"{name}-h200-2026-11-22" for name in ("quantize", "gemm-batched"))
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
@@ -64,7 +64,8 @@ def moe_peers() -> str:
         "torch _grouped_mm, bf16": "torch, bf16",
         "octavo bf16, standard": "octavo, bf16",
         "octavo fp8-block, standard": "octavo, block",
-        "octavo fp8-block, standard, codes given": "block, codes of weights given",
+        "octavo fp8-block, wgrad in bf16, standard": "wgrad in bf16",
+        "octavo fp8-block, standard, codes given": "given codes",
     }
     values = []
     for row in _rows(PEERS):
@@ -72,7 +73,7 @@ def moe_peers() -> str:
         layer = f"{sides['experts']} of {sides['hidden_features']}, top {sides['k']}"
         if row["way"] in ways:
             values.append((layer, ways[row["way"]], 1 / row["of_peer"]))
-    series = dict(zip(ways.values(), ("tool", "base", "jax", "torch"), strict=True))
+    series = dict(zip(ways.values(), ("tool", "base", "jax", "check", "torch"), strict=True))
     title = "MoE layer, forward and backward, against SonicMoE's in bf16"
     return draw(Chart(title, _source(PEERS), series, by_group(values), "{:.2f}x", (1.0, "SonicMoE, bf16")))
 
