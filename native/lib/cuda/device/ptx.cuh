@@ -36,8 +36,9 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uin
                : "memory");
 }
 
-// An arrival of this thread's, once all of its cp.async copies have arrived that were asked for before.
-__device__ __forceinline__ void mbarrier_arrive_after_copies(uint64_t* barrier) {
+// Arrives for this thread once all of its earlier cp.async copies have completed. Without .noinc the phase would
+// first wait for one arrival more, which this one then is.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
