@@ -201,9 +201,9 @@ struct Interleaved {
   // Of columns in pairs: of the first pair.
   __device__ const char* address(int, int64_t row, int64_t col) const {
     if (in_pairs()) return array.address(0, row, 2 * (col >= half ? col - half : col));
-    if (!matrix_rows) return array.address(0, row, turn_of(col, half, block));
+    if (!matrix_rows) return array.address(0, row, interleaved_at(col, half, block));
     const uint32_t local = static_cast<uint32_t>(row) - by_matrix.quotient(static_cast<uint32_t>(row)) * matrix_rows;
-    return array.address(0, row - local + turn_of(local, half, block), col);
+    return array.address(0, row - local + interleaved_at(local, half, block), col);
   }
 };
 
