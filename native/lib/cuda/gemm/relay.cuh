@@ -1,6 +1,7 @@
 // A warp beside those that gather codes. It stores the scales of the rows into the stages, and passes gathered codes on
 // to wgmma: cp.async writes smem in the generic proxy and wgmma reads it in the async proxy, so a fence has to stand
-// between the two. This warp executes it, so that no consumer waits for it.
+// between the two. This warp executes it, so that no consumer waits for it; the copies happen before it because their
+// lanes have arrived at the barrier for which it waits.
 #pragma once
 
 #include "pipeline.cuh"

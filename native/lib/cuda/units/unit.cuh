@@ -1,5 +1,6 @@
-// NVFP4 in units: what a thread of its kernels holds are 16 rows of eight columns, all rows of eight columnwise blocks.
-// Maxima and the Hadamard transform along rows are the thread's own then, and two lanes share a rowwise block.
+// A unit is what a thread of NVFP4's kernels holds of a tile: 16 rows of eight columns, which are eight whole
+// columnwise blocks. A thread then finds their maxima and transforms them by itself, and two lanes share a rowwise
+// block.
 #pragma once
 
 #include "cuda/device/memory.cuh"
