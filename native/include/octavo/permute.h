@@ -42,11 +42,11 @@ struct Choices {
   OCTAVO_HD bool row_for_each() const { return rows >= tokens * each; }
 };
 
-// permute   out[position[t, j]] = weight * from[t], from [T, cols], out [R, cols]. A choice that is not routed has a
-// row
-//           of zeros where there is one for every choice, R >= T k; where there are fewer nothing is written for it,
-//           because many of them have one row
+// permute   out[position[t, j]] = weight * from[t], from [T, cols], out [R, cols]
 // combine   out[t] = sum over j of weight * from[position[t, j]], from [R, cols], out [T, cols]
+//
+// Permuted rows of choices that are not routed are zeros where every choice has a row of its own, R >= T k. With fewer
+// rows many such choices share one, and nothing is written for them.
 //
 // Products and sums are fp32, sums in the order of j from +0 on, rounded once to dtype; without weights a permuted row
 // is a copy of bits. Rows of `out` follow one another; those of `from` stand `stride` elements apart.

@@ -97,14 +97,15 @@ struct Prologue {
   float* rstd = nullptr;  // [M], written
 };
 
-// An activation or its gradient is also served without any plane, where `activated` is given.
+// The codes of one direction and their scales; or, with Layout::values, bf16 values in the place of codes.
 struct Plane {
-  void* codes = nullptr;  // null: the plane is not requested; Layout::values: bf16 values, and `scales` null
-  void* scales = nullptr;
+  void* codes = nullptr;    // null: the plane is not requested
+  void* scales = nullptr;   // null with values, which have them multiplied in
   float* global = nullptr;  // [G], NVFP4's second-level decode factor
   Layout layout = Layout::plain;
 };
 
+// At least one plane is requested, or `activated` of an activation or its gradient.
 struct QuantizeArgs {
   QuantizerSpec spec;
   Input input;

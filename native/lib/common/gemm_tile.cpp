@@ -40,11 +40,13 @@ bool scales_columns(const GemmSpec& spec) {
 // fp32 go out beside the next tile's products in tiles above 128x128, and by a bulk reduction in those of 128x128.
 double exposed_store(const GemmSpec& spec, int number) {
   if (!spec.accumulate || spec.out_dtype != DType::f32) return 1.0;
-  if (number == 0) return multiplies_fp8(spec) && spec.scaling == Scaling::row ? 1.0 : 0.35;
-  if (number == 1) return multiplies_fp8(spec) && spec.scaling != Scaling::block ? 0.0 : 0.4;
-  if (number == 3) return 0.25;
-  if (number == 4) return 0.6;
-  return 1.0;
+  switch (number) {
+    case 0: return multiplies_fp8(spec) && spec.scaling == Scaling::row ? 1.0 : 0.35;   // 128x256
+    case 1: return multiplies_fp8(spec) && spec.scaling != Scaling::block ? 0.0 : 0.4;  // 128x128
+    case 3: return 0.25;                                                                // 128x192
+    case 4: return 0.6;                                                                 // 192x128
+    default: return 1.0;
+  }
 }
 
 double microseconds(const GemmSpec& spec, int number, int64_t tiles, int64_t k_blocks, double bytes, int sms) {

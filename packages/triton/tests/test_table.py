@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, sixteens
+from octavo_triton.kernels.formats import as_bits, multiple_of_16
 from octavo_triton.kernels.panels import index_rows
 from octavo_triton.layouts import index_programs, panels_of, table_words
 
@@ -82,7 +82,7 @@ def _copied(source, target, length, SIZE: tl.constexpr):
     source = as_bits(source)
     target = as_bits(target)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    tl.store(target + at, tl.load(source + at, mask=at < sixteens(length)), mask=at < sixteens(length))
+    tl.store(target + at, tl.load(source + at, mask=at < multiple_of_16(length)), mask=at < multiple_of_16(length))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8])

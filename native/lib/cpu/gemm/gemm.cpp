@@ -150,11 +150,11 @@ class GroupedGemm {
 
   // The row of dw where one of the left operand's columns stands.
   int64_t row_of(int64_t row) const {
-    return spec_.left_interleave ? turn_of(row, args_.n / 2, spec_.left_interleave) : row;
+    return spec_.left_interleave ? interleaved_at(row, args_.n / 2, spec_.left_interleave) : row;
   }
 
   // A row of dw whose columns take turns.
-  void store_turns(const Tile& tile, float* sums, uint8_t* out, float* other) const {
+  void store_interleaved(const Tile& tile, float* sums, uint8_t* out, float* other) const {
     const int dtype = static_cast<int>(spec_.out_dtype), bytes = dtype_bytes(spec_.out_dtype);
     const auto each = [&](const auto& body) {
       each_run(tile.col, tile.cols, args_.k / 2, spec_.right_interleave, body);
@@ -177,7 +177,7 @@ class GroupedGemm {
     for (int64_t r = 0; r < tile.rows; ++r) {
       float* sums = scratch.sums + r * TILE_COLS;
       if (spec_.right_interleave) {
-        store_turns(tile, sums, out_at(tile.group, tile.row + r, 0), other);
+        store_interleaved(tile, sums, out_at(tile.group, tile.row + r, 0), other);
         continue;
       }
       uint8_t* out = out_at(weights() ? tile.group : 0, weights() ? row_of(tile.row + r) : tile.row + r, tile.col);

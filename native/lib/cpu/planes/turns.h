@@ -13,7 +13,7 @@ template <class Body>
 void each_run(int64_t first, int64_t count, int64_t half, int64_t block, const Body& body) {
   for (int64_t done = 0; done < count;) {
     const int64_t at = first + done, run = std::min(block - at % half % block, count - done);
-    body(turn_of(at, half, block), done, run);
+    body(interleaved_at(at, half, block), done, run);
     done += run;
   }
 }

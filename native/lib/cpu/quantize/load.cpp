@@ -13,13 +13,13 @@ namespace {
 int64_t row_of(const Input& input, int64_t row) {
   if (input.interleaved_rows) {
     const int64_t matrix = input.matrix_rows, local = row % matrix;
-    return row - local + turn_of(local, matrix / 2, input.interleaved_rows);
+    return row - local + interleaved_at(local, matrix / 2, input.interleaved_rows);
   }
   return input.index.at(row);
 }
 
 // A tile's columns of one row, of halves that take turns in it.
-void load_turns(const Job& job, const Tile& tile, const uint8_t* row, float* values) {
+void load_interleaved(const Job& job, const Tile& tile, const uint8_t* row, float* values) {
   const Input& input = job.args.input;
   const int dtype = static_cast<int>(input.dtype), bytes = dtype_bytes(input.dtype);
   each_run(tile.col, tile.cols, input.cols / 2, input.interleaved_cols,
@@ -82,7 +82,7 @@ void load_tile(const Job& job, const Tile& tile, Scratch& scratch) {
       if (from < 0) {
         std::fill(values, values + tile.cols, 0.0f);
       } else if (input.interleaved_cols) {
-        load_turns(job, tile, data + from * input.row_stride * bytes, values);
+        load_interleaved(job, tile, data + from * input.row_stride * bytes, values);
       } else {
         job.loops.load(dtype, data + (from * input.row_stride + tile.col) * bytes, values, tile.cols);
       }

@@ -1,10 +1,12 @@
+// SwiGLU and its gradient from bf16 to bf16, without codes.
+//
 //              reads            writes                bytes for each of M F
 //   forward    gate, up         act(gate) up prob     6
 //   gradient   gate, up, dy     both gradients        10, and 2 for the forward's values beside them
 //   bound      device memory
 //
-// Sixteen threads stand along a chunk of 128 columns, eight each, and chunks follow each other row by row: few columns
-// leave no thread idle. AT_ONCE: chunks whose inputs a thread asks for before it computes with the first.
+// Sixteen threads have a chunk of 128 columns of a row, eight columns each. Chunks are numbered row by row, so that
+// rows of few columns leave no thread idle. AT_ONCE: chunks that a thread loads before it computes with the first.
 #include "swiglu_values.h"
 
 #include "cuda/device/divisor.cuh"
@@ -21,7 +23,7 @@ template <class S>
 struct ValuesArgs {
   S source;
   ValuesOut out;
-  uint32_t chunks;  // of a row; M times as many are fewer than 2^31, for their inputs fit no device
+  uint32_t chunks;  // of a row. M chunks < 2^31, as Divisor needs: M is at most 2^30, and 2^31 chunks fit no device
   Divisor by_chunks;
 };
 

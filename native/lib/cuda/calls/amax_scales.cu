@@ -18,15 +18,15 @@ void clear_words(uint32_t* words, int64_t count, const int32_t* unchanged, cudaS
   if (count) clear<<<small_blocks(count), SMALL_BLOCK, 0, stream>>>(words, count, unchanged);
 }
 
-void finish_levels_of(const QuantizeArgs& args, const Route& route, const Workspace& space, cudaStream_t stream) {
+void finish_levels_of(const QuantizeArgs& args, const Dispatch& dispatch, const Workspace& space, cudaStream_t stream) {
   const int64_t groups = args.input.groups;
   float* row_out = args.rowwise.codes ? args.rowwise.global : nullptr;
   float* col_out = args.columnwise.codes ? args.columnwise.global : nullptr;
-  if (route.group_amax)
+  if (dispatch.group_amax)
     finish_levels<<<small_blocks(groups), SMALL_BLOCK, 0, stream>>>(
         at<uint32_t>(args, space.group), groups, at<SecondLevel>(args, space.row_levels), row_out,
-        route.hadamard_amax ? nullptr : col_out, args.amax, args.unchanged);
-  if (route.hadamard_amax)
+        dispatch.hadamard_amax ? nullptr : col_out, args.amax, args.unchanged);
+  if (dispatch.hadamard_amax)
     finish_levels<<<small_blocks(groups), SMALL_BLOCK, 0, stream>>>(at<uint32_t>(args, space.hadamard), groups,
                                                                     at<SecondLevel>(args, space.col_levels), col_out,
                                                                     nullptr, nullptr, args.unchanged);
@@ -34,14 +34,14 @@ void finish_levels_of(const QuantizeArgs& args, const Route& route, const Worksp
 
 }  // namespace
 
-void clear_amaxes(const QuantizeArgs& args, const Route& route, const Workspace& space, cudaStream_t stream) {
+void clear_amaxes(const QuantizeArgs& args, const Dispatch& dispatch, const Workspace& space, cudaStream_t stream) {
   clear_words(at<uint32_t>(args, 0), static_cast<int64_t>(space.cleared / 4), args.unchanged, stream);
   // Delayed scaling clears its amax together with storing its scales.
-  if (args.amax && !route.group_amax && args.spec.scaling != Scaling::delayed)
+  if (args.amax && !dispatch.group_amax && args.spec.scaling != Scaling::delayed)
     clear_words(reinterpret_cast<uint32_t*>(args.amax), args.input.groups, args.unchanged, stream);
 }
 
-void scales_of_amaxes(const QuantizeArgs& args, const Route& route, const Workspace& space, cudaStream_t stream) {
+void scales_of_amaxes(const QuantizeArgs& args, const Dispatch& dispatch, const Workspace& space, cudaStream_t stream) {
   const int64_t groups = args.input.groups;
   float* row_out = static_cast<float*>(args.rowwise.codes ? args.rowwise.scales : nullptr);
   float* col_out = static_cast<float*>(args.columnwise.codes ? args.columnwise.scales : nullptr);
@@ -58,10 +58,10 @@ void scales_of_amaxes(const QuantizeArgs& args, const Route& route, const Worksp
       break;
     case Scaling::current: finish(space.group, groups, row_out, col_out, args.amax); break;
     case Scaling::row:
-      if (route.rows_amax) finish(space.rows, args.input.rows, row_out, nullptr, nullptr);
-      if (route.columns_amax) finish(space.columns, groups * output_cols(args), nullptr, col_out, nullptr);
+      if (dispatch.rows_amax) finish(space.rows, args.input.rows, row_out, nullptr, nullptr);
+      if (dispatch.columns_amax) finish(space.columns, groups * output_cols(args), nullptr, col_out, nullptr);
       break;
-    case Scaling::nvfp4: finish_levels_of(args, route, space, stream); break;
+    case Scaling::nvfp4: finish_levels_of(args, dispatch, space, stream); break;
     default: break;
   }
 }

@@ -18,8 +18,8 @@ bool by_columns(const QuantizeArgs& args) { return args.columnwise.codes || args
 
 class Call {
  public:
-  Call(const QuantizeArgs& args, const Route& route, const Workspace& space, cudaStream_t stream)
-      : args_(args), route_(route), space_(space), stream_(stream), cols_(output_cols(args)) {
+  Call(const QuantizeArgs& args, const Dispatch& dispatch, const Workspace& space, cudaStream_t stream)
+      : args_(args), dispatch_(dispatch), space_(space), stream_(stream), cols_(output_cols(args)) {
     const Input& input = args.input;
     panels_ = cols_ ? panel_bound(input.rows, input.groups, input.matrix_rows) : 0;
     const PlanView plan{input.plan, input.rows, input.groups};
@@ -27,7 +27,7 @@ class Call {
   }
 
   Error run() {
-    if (!route_.turns) clear_amaxes(args_, route_, space_, stream_);
+    if (!dispatch_.turns) clear_amaxes(args_, dispatch_, space_, stream_);
     if (Error error = statistics()) return error;
     switch (args_.input.dtype) {
       case DType::bf16: by_source<BF16>(); break;
@@ -40,7 +40,7 @@ class Call {
                          args_.input.matrix_rows, args_.input.plan, args_.unchanged, stream_))
         return error;
     }
-    if (args_.prologue.forward && !route_.values) {
+    if (args_.prologue.forward && !dispatch_.values_alone) {
       switch (args_.input.dtype) {
         case DType::bf16: forward_values<BF16>(); break;
         case DType::f16: forward_values<F16>(); break;
@@ -79,11 +79,11 @@ class Call {
   }
 
   Error probabilities() const {
-    if (route_.sums_products())
+    if (dispatch_.sums_products())
       return sum_chunks(at<float>(space_.products), product_chunks(args_), args_.input, args_.prologue.dprobs,
                         args_.unchanged, stream_);
     const int64_t features = is_gated(args_.prologue.activation) ? cols_ / 2 : cols_;
-    return sum_products(args_.input, args_.prologue, features, route_.wide, args_.prologue.dprobs, args_.unchanged,
+    return sum_products(args_.input, args_.prologue, features, dispatch_.wide, args_.prologue.dprobs, args_.unchanged,
                         stream_);
   }
 
@@ -105,22 +105,22 @@ class Call {
       case PrologueKind::activation:
         if constexpr (std::is_same_v<T, BF16>) {
           const Swiglu<T> source{plain<T>(), prologue.probs, cols_, clamped};
-          if (route_.values) return values(source);
-          if (route_.fused && is_swiglu(prologue.activation)) return quantize(source);
-          if (route_.measured) return measure(source);
+          if (dispatch_.values_alone) return values_alone(source);
+          if (dispatch_.fused && is_swiglu(prologue.activation)) return quantize(source);
+          if (dispatch_.measured) return measure(source);
         }
         return prepare(Activated<T>{plain<T>(), prologue.probs, cols_, prologue.activation});
       case PrologueKind::activation_grad:
         if constexpr (std::is_same_v<T, BF16>) {
           const Plain<T> dy{static_cast<const char*>(prologue.dy), prologue.dy_stride};
           SwigluGrad<T> source{plain<T>(), dy, prologue.probs, cols_ / 2, clamped, nullptr, args_.input.rows};
-          if (route_.values) {
-            if (route_.sums_products()) source.products = products();
-            return values(source);
+          if (dispatch_.values_alone) {
+            if (dispatch_.sums_products()) source.products = products();
+            return values_alone(source);
           }
-          if (route_.sums_products()) {
-            if (route_.measured) return measure(source);
-            if (route_.joined) return encode(JoinedSwigluGrad<T>{source});
+          if (dispatch_.sums_products()) {
+            if (dispatch_.measured) return measure(source);
+            if (dispatch_.joined_swiglu_grad) return encode(JoinedSwigluGrad<T>{source});
             return quantize(source);
           }
         }
@@ -135,9 +135,9 @@ class Call {
     }
   }
 
-  // Nobody reads codes.
+  // The source's values without codes.
   template <class S>
-  void values(const S& source) const {
+  void values_alone(const S& source) const {
     const Input& input = args_.input;
     // the first word of a plan is the number of rows in use
     swiglu_values(source,
@@ -156,7 +156,7 @@ class Call {
     without_groups(tile);
     tile.cols = features;
     tile.activated = prologue.forward;
-    launch_materialize(tile, route_.wide && features % 8 == 0, stream_);
+    launch_materialize(tile, dispatch_.wide && features % 8 == 0, stream_);
   }
 
   // A source with a prologue: fused into the tiles, or materialized first.
@@ -164,14 +164,14 @@ class Call {
   void prepare(const S& source) {
     using T = typename S::Type;
     if constexpr (std::is_same_v<T, BF16>) {
-      if (route_.fused) return quantize(source);
+      if (dispatch_.fused) return quantize(source);
     }
     if (!panels_) return quantize(plain<T>());
     TileArgs<S> tile = common(source);
     without_groups(tile);
     void* to = materialized();
     tile.activated = to;
-    launch_materialize(tile, route_.wide, stream_);
+    launch_materialize(tile, dispatch_.wide, stream_);
     const bool more = args_.rowwise.codes || args_.columnwise.codes || args_.amax || args_.dbias;
     if (more) quantize(Plain<T>{static_cast<const char*>(to), cols_});
   }
@@ -221,9 +221,9 @@ class Call {
   template <class S>
   void quantize(const S& source) {
     if constexpr (std::is_same_v<S, Plain<BF16>>) {
-      if (route_.turns && panels_) return quantize_in_turns(source);
+      if (dispatch_.turns && panels_) return quantize_in_turns(source);
     }
-    if (route_.row_alone) {
+    if (dispatch_.row_alone) {
       if constexpr (std::is_same_v<S, Plain<typename S::Type>>) return quantize_rows_alone(source);
     }
     amaxes(source, nullptr);
@@ -237,9 +237,9 @@ class Call {
   }
 
   void quantize_in_turns(const Plain<BF16>& source) const {
-    const bool by_rows = route_.kind == Kind::rows;
+    const bool by_rows = dispatch_.kind == Kind::rows;
     const auto out = [&](const Plane& plane) {
-      return !plane.codes ? nullptr : route_.kind == Kind::nvfp4 ? plane.global : static_cast<float*>(plane.scales);
+      return !plane.codes ? nullptr : dispatch_.kind == Kind::nvfp4 ? plane.global : static_cast<float*>(plane.scales);
     };
     TurnArgs<Plain<BF16>> turn{};
     turn.tile = planes_of(source);
@@ -247,9 +247,9 @@ class Call {
     turn.turns.of_groups = by_rows ? nullptr : at<uint32_t>(space_.of_groups);
     turn.turns.of_panels = by_rows ? at<uint32_t>(space_.of_panels) : nullptr;
     turn.turns.of_columns = by_rows ? at<uint32_t>(space_.of_columns) : nullptr;
-    turn.group = route_.group_amax ? at<uint32_t>(space_.group) : nullptr;
-    turn.rows = route_.rows_amax ? at<uint32_t>(space_.rows) : nullptr;
-    turn.columns = route_.columns_amax ? at<uint32_t>(space_.columns) : nullptr;
+    turn.group = dispatch_.group_amax ? at<uint32_t>(space_.group) : nullptr;
+    turn.rows = dispatch_.rows_amax ? at<uint32_t>(space_.rows) : nullptr;
+    turn.columns = dispatch_.columns_amax ? at<uint32_t>(space_.columns) : nullptr;
     turn.levels = at<SecondLevel>(space_.row_levels);
     turn.row_out = out(args_.rowwise);
     turn.col_out = out(args_.columnwise);
@@ -267,9 +267,9 @@ class Call {
     tile.encode_rows = at<float>(space_.rows);
     tile.encode_cols = at<float>(space_.columns);
     const SecondLevel* const rows = at<SecondLevel>(space_.row_levels);
-    tile.col_levels = route_.hadamard_amax ? at<SecondLevel>(space_.col_levels) : rows;
+    tile.col_levels = dispatch_.hadamard_amax ? at<SecondLevel>(space_.col_levels) : rows;
     // Kernels read the levels of rows whether rows are wanted or not, and then nobody has made them.
-    tile.row_levels = route_.group_amax ? rows : tile.col_levels;
+    tile.row_levels = dispatch_.group_amax ? rows : tile.col_levels;
     tile.options = options_of(args_.spec);
     return tile;
   }
@@ -277,11 +277,11 @@ class Call {
   // Everything after the amax pass.
   template <class S>
   void encode(const S& source) const {
-    scales_of_amaxes(args_, route_, space_, stream_);
+    scales_of_amaxes(args_, dispatch_, space_, stream_);
     if (!panels_) return;
     TileArgs<S> tile = planes_of(source);
     tile.poison_infinities = args_.spec.scaling == Scaling::delayed;
-    tile.amax = route_.group_amax ? nullptr : reinterpret_cast<uint32_t*>(args_.amax);
+    tile.amax = dispatch_.group_amax ? nullptr : reinterpret_cast<uint32_t*>(args_.amax);
     tile.dequantized = args_.dequantized;
     tile.activated = materialized_ ? nullptr : args_.activated;
     tile.partial_sums = args_.dbias ? at<float>(space_.partial_sums) : nullptr;
@@ -292,11 +292,12 @@ class Call {
     tile.square_columns = args_.spec.square_columns;
     tile.reverse = space_.cleared > 0;
     const bool columns = args_.columnwise.codes;
-    const Choice choice{route_.kind,       args_.spec.format,     args_.spec.square,
+    const Choice choice{dispatch_.kind,    args_.spec.format,     args_.spec.square,
                         by_columns(args_), args_.spec.stochastic, args_.spec.hadamard && columns,
-                        route_.wide};
-    const bool own_rows = route_.kind == Kind::block || route_.kind == Kind::mxfp8 || route_.kind == Kind::rows;
-    if (own_rows && !choice.columns && !choice.square && !args_.amax && route_.wide) without_groups(tile);
+                        dispatch_.wide};
+    const bool own_rows =
+        dispatch_.kind == Kind::block || dispatch_.kind == Kind::mxfp8 || dispatch_.kind == Kind::rows;
+    if (own_rows && !choice.columns && !choice.square && !args_.amax && dispatch_.wide) without_groups(tile);
     launch_tiles(tile, choice, stream_);
   }
 
@@ -306,7 +307,7 @@ class Call {
     RowArgs<Plain<T>> row{
         source,        args_.input.rows,       cols_,          args_.input.matrix_rows ? nullptr : args_.input.plan,
         args_.rowwise, options_of(args_.spec), args_.unchanged};
-    launch_rows(row, args_.spec.format, route_.wide, stream_);
+    launch_rows(row, args_.spec.format, dispatch_.wide, stream_);
   }
 
   // `to`: where the source is materialized, or null.
@@ -314,24 +315,24 @@ class Call {
   void amaxes(const S& source, void* to) const {
     if (!space_.cleared || !panels_) return;
     if constexpr (is_plain<S>) {
-      if (route_.array_amax) return array_amaxes(source);
+      if (dispatch_.array_amax) return array_amaxes(source);
     }
-    const Amax what = route_.kind == Kind::rows ? Amax::rows_and_columns
-                      : route_.hadamard_amax    ? Amax::hadamard
-                                                : Amax::group;
+    const Amax what = dispatch_.kind == Kind::rows ? Amax::rows_and_columns
+                      : dispatch_.hadamard_amax    ? Amax::hadamard
+                                                   : Amax::group;
     AmaxArgs<S> amax{};
     amax.source = source;
     amax.tiles.groups = groups_;
     amax.tiles.most_ctas = most_ctas();
     amax.panels = panels_;
     amax.cols = cols_;
-    amax.group = route_.group_amax ? at<uint32_t>(space_.group) : nullptr;
+    amax.group = dispatch_.group_amax ? at<uint32_t>(space_.group) : nullptr;
     amax.hadamard = at<uint32_t>(space_.hadamard);
-    amax.rows = route_.rows_amax ? at<uint32_t>(space_.rows) : nullptr;
-    amax.columns = route_.columns_amax ? at<uint32_t>(space_.columns) : nullptr;
+    amax.rows = dispatch_.rows_amax ? at<uint32_t>(space_.rows) : nullptr;
+    amax.columns = dispatch_.columns_amax ? at<uint32_t>(space_.columns) : nullptr;
     amax.activated = to;
     amax.unchanged = args_.unchanged;
-    launch_amax(amax, what, route_.wide, stream_);
+    launch_amax(amax, what, dispatch_.wide, stream_);
   }
 
   // Each row of the array is read once, however many rows of the operand are copies of it.
@@ -346,13 +347,13 @@ class Call {
     amax.cols = cols_;
     amax.rows = rows;
     amax.unchanged = args_.unchanged;
-    launch_amax(amax, Amax::rows_and_columns, route_.wide, stream_);
+    launch_amax(amax, Amax::rows_and_columns, dispatch_.wide, stream_);
     gather_amaxes<<<static_cast<uint32_t>(panels_), PANEL_ROWS, 0, stream_>>>(
         rows, source.rows_at, groups_, at<uint32_t>(space_.group), args_.unchanged);
   }
 
   const QuantizeArgs& args_;
-  const Route& route_;
+  const Dispatch& dispatch_;
   const Workspace& space_;
   cudaStream_t stream_;
   int64_t cols_;
@@ -363,8 +364,8 @@ class Call {
 
 }  // namespace
 
-Error launch_call(const QuantizeArgs& args, const Route& route, const Workspace& space, cudaStream_t stream) {
-  return Call(args, route, space, stream).run();
+Error launch_call(const QuantizeArgs& args, const Dispatch& dispatch, const Workspace& space, cudaStream_t stream) {
+  return Call(args, dispatch, space, stream).run();
 }
 
 }  // namespace octavo::cuda

@@ -8,6 +8,6 @@
 namespace octavo::cuda {
 
 // The kernels that the call needs, in order.
-Error launch_call(const QuantizeArgs& args, const Route& route, const Workspace& space, cudaStream_t stream);
+Error launch_call(const QuantizeArgs& args, const Dispatch& dispatch, const Workspace& space, cudaStream_t stream);
 
 }  // namespace octavo::cuda

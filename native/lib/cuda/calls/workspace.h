@@ -1,7 +1,7 @@
 // The layout of a caller's workspace.
 #pragma once
 
-#include "route.h"
+#include "dispatch.h"
 
 namespace octavo::cuda {
 
@@ -12,7 +12,7 @@ struct Workspace {
   size_t row_levels, col_levels, mean, rest, rstd, partial_sums, products, materialized, bytes;
 };
 
-Workspace workspace_of(const QuantizeArgs& args, const Route& route);
+Workspace workspace_of(const QuantizeArgs& args, const Dispatch& dispatch);
 
 // Chunks of a row's products with dy.
 int64_t product_chunks(const QuantizeArgs& args);

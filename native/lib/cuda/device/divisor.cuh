@@ -7,7 +7,11 @@
 
 namespace octavo::cuda {
 
-// Division by a divisor known on the host, for dividends below 2^31.
+// Division by a divisor known on the host, for dividends below 2^31: multiplication by the reciprocal, rounded up.
+//
+// `shift` is the least with 2^shift >= 2^31 divisor, so the multiplier, ceil(2^shift / divisor), is below 2^32. What
+// rounding adds to it, less than 1, adds less than dividend / 2^shift < 1 / divisor to the quotient, and never carries
+// it to the next integer.
 struct Divisor {
   uint32_t multiplier, shift;
 

@@ -7,7 +7,7 @@
 
 namespace octavo::cuda {
 
-// The policy of lines that are used again soon, or of those that are not.
+// The L2 policy of data that is used `once`, or of data that is used again soon.
 __device__ __forceinline__ uint64_t l2_policy(bool once) {
   if (once) return evict_first_policy();
   uint64_t policy;
@@ -15,7 +15,7 @@ __device__ __forceinline__ uint64_t l2_policy(bool once) {
   return policy;
 }
 
-// Of memory that nobody writes during the launch.
+// Eight 16-bit values from memory that nothing writes during the launch.
 template <class T>
 __device__ __forceinline__ Pack<T> load_pack_by(const void* from, uint64_t policy) {
   static_assert(Pack<T>::bytes == 2);
@@ -26,7 +26,7 @@ __device__ __forceinline__ Pack<T> load_pack_by(const void* from, uint64_t polic
   return pack;
 }
 
-// A store as any other.
+// An ordinary store.
 struct Put {
   template <class Word>
   __device__ void operator()(void* at, const Word& word) const {
@@ -34,7 +34,7 @@ struct Put {
   }
 };
 
-// A store of what this launch does not read.
+// A store of what this launch does not read: its lines are evicted from L2 first.
 class PutOnce {
  public:
   __device__ PutOnce() : policy_(evict_first_policy()) {}

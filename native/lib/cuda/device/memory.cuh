@@ -1,6 +1,5 @@
-// Accesses to memory that keep their place among other instructions, which nvcc may give those of plain C++ another:
-// global memory, shared memory by its own addresses, and copies into it that go on while a thread computes. PTX
-// ISA 8.0.
+// Loads and stores of global and of shared memory as volatile PTX, because nvcc may reorder those of plain C++; and
+// cp.async, which copies from global to shared memory while the thread computes. PTX ISA 8.0.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -67,7 +66,7 @@ __device__ __forceinline__ int2 load_two_shared(uint32_t at) {
 }
 
 template <int BYTES>
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
+__device__ __forceinline__ void cp_async(uint32_t to, const void* from) {
   if constexpr (BYTES == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   } else {
@@ -75,19 +74,28 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   }
 }
 
-// 16 bytes, of which L2 fetches the neighbours, too; zeros where nothing is `present`: then nothing is read.
-__device__ __forceinline__ void copy_async_or_zeros(uint32_t to, const void* from, bool present) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(present ? 16 : 0)
-               : "memory");
+// Copies 16 bytes where they are `present`; otherwise writes 16 zeros and reads nothing, so that `from` may be any
+// address. FETCH_256: L2 fetches the 256 bytes around them from device memory.
+template <bool FETCH_256 = false>
+__device__ __forceinline__ void cp_async_or_zeros(uint32_t to, const void* from, bool present) {
+  const int bytes = present ? 16 : 0;
+  if constexpr (FETCH_256) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  }
 }
 
-// Copies asked for since the last such call are a group; waits until at most so many of the latest groups are not
-// there.
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Makes a group of the thread's copies since the last such call, which may be none.
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int GROUPS>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+// Waits until at most the `pending` latest groups of the thread's copies are incomplete.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+// Waits for all of the thread's copies, in a group or not.
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace octavo::cuda

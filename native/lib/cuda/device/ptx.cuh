@@ -36,8 +36,9 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uin
                : "memory");
 }
 
-// An arrival of this thread's, once all of its cp.async copies have arrived that were asked for before.
-__device__ __forceinline__ void mbarrier_arrive_after_copies(uint64_t* barrier) {
+// Arrives for this thread once all of its earlier cp.async copies have completed. Without .noinc the phase would
+// first wait for one arrival more, which this one then is.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
@@ -159,7 +160,9 @@ __device__ __forceinline__ void bulk_wait_group_read() {
 // Waits until all bulk groups have completed.
 __device__ __forceinline__ void bulk_wait_group() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Makes the thread's smem writes visible to TMA operations that are issued after the next barrier.
+// Orders accesses to smem in the generic proxy (loads, stores, cp.async) before later ones in the async proxy (TMA,
+// wgmma): the thread's own, and those that happened before the fence by a barrier. The accesses that it is to precede
+// are this thread's, or follow another barrier.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Decreases or increases a warpgroup's registers per thread.

@@ -1,9 +1,9 @@
-// fp32 results that sums are added to, in tiles of more than 128 rows or columns: behind a tile's last K-block its part
-// of the result comes through the ring of stages, consumers add their sums in place, and store warps have TMA store it
-// while the next tile begins.
+// Adds a tile's sums to an fp32 result, in tiles of more than 128 rows or columns. Behind the tile's last K-block TMA
+// loads its part of the result, the addends, into the next stages of the ring; consumers add their sums there, and
+// store warps have TMA store them while the next tile begins (docs/decisions/0040).
 //
 // Reduce-adds in L2 would save these loads, but they leave smem at the rate of device memory, and the consumers or the
-// ring wait for that; stores leave as fast as L2 takes them.
+// ring would wait for that; stores leave as fast as L2 takes them.
 #pragma once
 
 #include "epilogue.cuh"
@@ -38,7 +38,7 @@ struct Addends {
     }
   }
 
-  // Consumer.
+  // Consumer: adds its sums to the addends and hands them to the store warp.
   __device__ __forceinline__ static void add(const GemmFactors<Config>& factors, GemmPipeline<Config>& pipeline,
                                              typename GemmMainloop<Config>::Sums& sums) {
     constexpr int EACH = TILES / Config::PARTS;  // TMA tiles of a part
@@ -57,7 +57,7 @@ struct Addends {
     }
   }
 
-  // Store thread, of the warpgroups from `from` to before `to`.
+  // Store thread of the warpgroups [from, to): stores the addends, and releases their stages when TMA has read them.
   __device__ static void store(const GemmParams& params, const GemmTileAt& tile, int from, int to,
                                GemmPipeline<Config>& pipeline) {
 #pragma unroll 1
@@ -86,7 +86,7 @@ struct Addends {
     const bool odd = row % 2;
     const int chunk = (lane % 4 / 2 ^ row ^ 4 * odd) * 16;
     addends += threadIdx.x / 32 % 4 * OUT_TILE_BYTES + row * SWIZZLE_BYTES + lane % 2 * 8;
-    float2 values[8];  // all loaded before the first store, which they would have to wait for
+    float2 values[8];  // all loaded before the first store: nvcc moves no load above a store that it might alias
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       values[i] = *reinterpret_cast<const float2*>(addends + (chunk ^ i / 2 * 32) + i % 2 * 8 * SWIZZLE_BYTES);

@@ -11,6 +11,7 @@
 
 #include <cuda_fp16.h>
 
+#include "cuda/device/memory.cuh"
 #include "cuda/device/values.cuh"
 #include "mainloop.cuh"
 #include "params.h"
@@ -28,8 +29,7 @@ __device__ __forceinline__ float2 unpacked(uint32_t word) {
   }
 }
 
-// In each pair of lanes, swaps word `first` of the odd lane with word `second` of the even one. `by` 2: in each two
-// pairs of lanes.
+// Swaps word `first` of a lane whose bit `by` is set (`odd`) with word `second` of the lane without it.
 __device__ __forceinline__ void exchange(uint32_t& first, uint32_t& second, bool odd, int by) {
   const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, odd ? first : second, by);
   first = odd ? received : first;
@@ -82,16 +82,14 @@ class GemmFactors {
       const int last = min(Config::TILE_N, params.width - tile.n);
       const float* const from = params.right_factor + static_cast<int64_t>(tile.group) * params.width + tile.n;
       for (int i = threadIdx.x % 128; i < last; i += 128) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address(pipeline.columns() + i)),
-                     "l"(from + i)
-                     : "memory");
+        cp_async<4>(smem_address(pipeline.columns() + i), from + i);
       }
     }
   }
 
   __device__ static void wait(const GemmParams& params) {
     if (params.right_use != Factor::column) return;
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    cp_async_wait_all();
     warpgroup_sync();
   }
 
@@ -296,9 +294,9 @@ __device__ __forceinline__ void reduce_add_rows(const GemmParams& params, const 
   bulk_commit_group();
 }
 
-// Has TMA store staged rows of a tile from `row` on, `warp` being the first whose rows they are: 16 of them, or the 64
-// of a warpgroup. Borrowed smem comes first and is a bulk group of its own. TMA clips rows past the group's end and
-// columns past the result's.
+// Has TMA store rows of a tile that have been staged in smem: the 16 of `warp`, from `row` on, or all 64 of the
+// warpgroup of which it is the first. Borrowed smem is stored first and as a bulk group of its own, so that it can be
+// waited for alone. TMA clips rows past the group's end and columns past the result's.
 template <class Config>
 __device__ __forceinline__ void store_tiles(const GemmParams& params, const GemmTileAt& tile, int32_t row, int warp,
                                             const GemmPipeline<Config>& pipeline) {
@@ -325,8 +323,8 @@ __device__ __forceinline__ void stage_tiles(const GemmParams& params, const Gemm
   const int lane = threadIdx.x % 32, warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 32 - 4, 0);
   const float upper = factors.upper(), lower = factors.lower();
   const bool store_warps = Config::STORE_WARPS && params.store_warps;
-  float2 columns[F == Finish::columns ? 8 * TILES
-                                      : 1];  // all loaded before the first store, which they would have to wait for
+  // All loaded before the first store to smem: nvcc moves no load above a store that it might alias.
+  float2 columns[F == Finish::columns ? 8 * TILES : 1];
   if constexpr (F == Finish::columns) {
 #pragma unroll
     for (int i = 0; i < 8 * TILES; ++i) {

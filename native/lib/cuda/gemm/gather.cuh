@@ -1,7 +1,7 @@
-// An operand whose rows stand where a router's tokens do. TMA on Hopper finds no rows by an index, so warps of the
-// producer's warpgroup copy them into the stages, 16 bytes a lane (cp.async), in the swizzle that TMA writes: nobody
-// else sees a difference. Each lane's copies arrive at the stage's barrier by themselves: the full one, or, of codes,
-// one that a relay waits for (relay.cuh).
+// Rows of an operand that are a router's tokens, read where they stand. TMA on Hopper cannot load rows by an index, so
+// warps of the producer's warpgroup copy them into the stages, 16 bytes per lane (cp.async), in the swizzle that TMA
+// would write: consumers see no difference. Each lane's copies arrive at a barrier of the stage when they have
+// completed: at the full one or, where the operand has scales, at one that a relay waits for (relay.cuh).
 #pragma once
 
 #include "addends.cuh"
@@ -41,21 +41,20 @@ class RowGather {
   static constexpr bool TRANSPOSED = LEFT ? Config::LEFT_TRANSPOSED : Config::RIGHT_TRANSPOSED;
   static constexpr int BYTES = SWIZZLE_BYTES / Config::K_ELEMENTS;  // of an element
   static constexpr int ROWS = LEFT ? Config::TILE_M : Config::TILE_N;
-  // What a K-block has of the operand: boxes of rows of 128 bytes, swizzled. Along K there is one, of the tile's rows;
-  // rows along K make one for every 64 columns.
+  // A K-block of the operand in smem, as load_operand would have TMA write it: one box of the tile's rows if tokens
+  // lie along K, else a box of 64 rows for each 64 columns. A row of a box has 128 bytes, swizzled.
   static constexpr int BOXES = TRANSPOSED ? ROWS / 64 : 1, BOX_ROWS = TRANSPOSED ? 64 : ROWS;
-  // Eight lanes copy a row of a box, so a warp copies four at a time, every GATHER_WARPS-th four of them.
+  // Eight lanes copy a row of a box, so a warp copies four at a time, and the gathering warps take turns.
   static constexpr int CHUNK = 16, LANES = SWIZZLE_BYTES / CHUNK, ROWS_AT_ONCE = 32 / LANES;
   static constexpr int STEP = ROWS_AT_ONCE * GATHER_WARPS, COPIES = BOX_ROWS / STEP;
-  static constexpr int FINDS = BOX_ROWS / 32;  // rows of a box that a lane looks up
-  static constexpr int32_t NOWHERE = -1;
-  // As the producer's: the first K-block whose stage the last tile's results borrowed.
-  static constexpr int FIRST_BORROWED = Config::STAGES - Config::BORROWED_TILES;
+  static constexpr int LOOKUPS = BOX_ROWS / 32;  // rows of a box whose tokens a lane looks up
+  static constexpr int32_t NOWHERE = -1;         // the row has no token and is zeros
   static_assert(Config::GATHERED != Gathered::right || TRANSPOSED, "weights have no tokens");
   static_assert(STEP % 8 == 0, "rows of one lane are swizzled alike");
+  static_assert(COPIES <= 32, "Sources::present has a bit for each");
 
-  // Where this lane copies from: its chunk of each of its rows, and a bit for each row that is somewhere. `whole`: all
-  // rows of the warp are.
+  // What this lane copies: the addresses of its chunk of each of its rows, and a bit for each row that has a token.
+  // `whole`: all rows of the box have one.
   struct Sources {
     const uint8_t* at[COPIES];
     uint32_t present;
@@ -63,26 +62,26 @@ class RowGather {
   };
 
   __device__ __forceinline__ void gather(const GemmTileAt& tile, uint32_t number) {
-    const bool borrowed = LEFT && Config::BORROWED_TILES > 0 && params_.out_by_tma && !params_.store_warps;
+    const bool borrowed = LEFT && waits_for_borrowed<Config>(params_);
     const int k_blocks = tile.k_blocks, first = TRANSPOSED ? LEFT ? tile.m : tile.n : 0;
     const int32_t start = TRANSPOSED ? tile.start : tile.start + tile.m;
     int32_t rows = TRANSPOSED ? tile.rows : tile.rows - tile.m;
     int columns = params_.token_cols - first;  // from the K-block's first one on
     const uint8_t* from = params_.tokens + int64_t{BYTES} * (first + column_);
     asm volatile("" : "+l"(from));  // one addition to it for each row, and not two
-    int64_t choices[FINDS];
+    int64_t choices[LOOKUPS];
     Sources sources;
-    find(start, rows, choices);
-    if constexpr (!TRANSPOSED) aim(choices, rows, from, sources);
+    load_choices(start, rows, choices);
+    if constexpr (!TRANSPOSED) set_sources(choices, rows, from, sources);
 #pragma unroll 1
     for (int block = 0; block < k_blocks; ++block) {
       if constexpr (TRANSPOSED) {
-        aim(choices, rows, from, sources);
-        // of the next K-block, whose numbers arrive while this one's rows are copied
+        set_sources(choices, rows, from, sources);
+        // of the next K-block: they arrive while this one's rows are copied
         rows -= BOX_ROWS;
-        find(start + BOX_ROWS * (block + 1), rows, choices);
+        load_choices(start + BOX_ROWS * (block + 1), rows, choices);
       }
-      if (borrowed && block == FIRST_BORROWED) pipeline_.wait_tile_released(number);
+      if (borrowed && block == Config::FIRST_BORROWED) pipeline_.wait_tile_released(number);
       const int stage = pipeline_.gather_acquire();
       const uint32_t into = into_ + stage * (ROWS * SWIZZLE_BYTES);
       if (sources.whole && columns >= Config::K_ELEMENTS * BOXES) {
@@ -90,43 +89,47 @@ class RowGather {
       } else {
         copy<false>(sources, columns, into);
       }
-      mbarrier_arrive_after_copies(pipeline_.copied_barrier(stage));
+      cp_async_mbarrier_arrive(pipeline_.copied_barrier(stage));
       if constexpr (!TRANSPOSED) {
         columns -= Config::K_ELEMENTS;
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) sources.at[i] += SWIZZLE_BYTES;
       }
     }
-    if (borrowed && k_blocks <= FIRST_BORROWED) pipeline_.wait_tile_released(number);
+    if (borrowed && k_blocks <= Config::FIRST_BORROWED) pipeline_.wait_tile_released(number);
   }
 
-  // The choices of rows lane, lane + 32, ... of `count` from `row` on; past them, the last one's.
-  __device__ __forceinline__ void find(int32_t row, int32_t count, int64_t (&choices)[FINDS]) const {
+  // The choices of rows lane, lane + 32, ... from `row` on, of which the group has `count`. A lane past the last row
+  // loads the last row's, also where `count` is 0 or less: no load leaves the group.
+  __device__ __forceinline__ void load_choices(int32_t row, int32_t count, int64_t (&choices)[LOOKUPS]) const {
 #pragma unroll
-    for (int i = 0; i < FINDS; ++i) choices[i] = __ldg(params_.rows_at.of_rows + row + min(lane_ + 32 * i, count - 1));
+    for (int i = 0; i < LOOKUPS; ++i)
+      choices[i] = __ldg(params_.rows_at.of_rows + row + min(lane_ + 32 * i, count - 1));
   }
 
-  // The rows that this lane copies, of `count`. All at once, ahead of the copies: none of these waits for an address.
-  __device__ __forceinline__ void aim(const int64_t (&choices)[FINDS], int32_t count, const uint8_t* from,
-                                      Sources& sources) const {
-    int32_t found[FINDS];
+  // The addresses of all rows that this lane copies, of `count` in the box, before the first copy, so that no copy
+  // waits for its address.
+  __device__ __forceinline__ void set_sources(const int64_t (&choices)[LOOKUPS], int32_t count, const uint8_t* from,
+                                              Sources& sources) const {
+    int32_t tokens[LOOKUPS];
     bool whole = true;
 #pragma unroll
-    for (int i = 0; i < FINDS; ++i) {
-      found[i] = lane_ + 32 * i < count ? params_.rows_at.token_of(choices[i]) : NOWHERE;
-      whole &= found[i] != NOWHERE;
+    for (int i = 0; i < LOOKUPS; ++i) {
+      tokens[i] = lane_ + 32 * i < count ? params_.rows_at.token_of(choices[i]) : NOWHERE;
+      whole &= tokens[i] != NOWHERE;
     }
     sources.whole = __all_sync(0xFFFFFFFFu, whole);
     sources.present = 0;
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
-      const int32_t token = __shfl_sync(0xFFFFFFFFu, found[i * STEP / 32], first_row_ + i * STEP % 32);
+      const int32_t token = __shfl_sync(0xFFFFFFFFu, tokens[i * STEP / 32], first_row_ + i * STEP % 32);
       if (token != NOWHERE) sources.present |= 1u << i;
-      sources.at[i] = from + uint64_t{static_cast<uint32_t>(token)} * params_.token_bytes;  // not read where nowhere
+      sources.at[i] = from + uint64_t{static_cast<uint32_t>(token)} * params_.token_bytes;  // NOWHERE's is not read
     }
   }
 
-  // All boxes of a K-block, of which the tokens have so many `columns` more. `into`: the lane's chunk of its first row.
+  // Copies the lane's chunks of a K-block, to `into` and after. The tokens have `columns` columns from the K-block's
+  // first one on. WHOLE: nothing of the K-block is missing.
   template <bool WHOLE>
   __device__ __forceinline__ void copy(const Sources& sources, int columns, uint32_t into) const {
 #pragma unroll
@@ -135,12 +138,12 @@ class RowGather {
 #pragma unroll
       for (int box = 0; box < BOXES; ++box) {
         const bool present = WHOLE || ((sources.present >> i & 1) && columns - column_ > Config::K_ELEMENTS * box);
-        copy_async_or_zeros(to + box * BLOCK_BYTES, sources.at[i] + box * SWIZZLE_BYTES, present);
+        cp_async_or_zeros<true>(to + box * BLOCK_BYTES, sources.at[i] + box * SWIZZLE_BYTES, present);
       }
     }
   }
 
-  // The stages that a tile's part of the result passes, of which nothing is gathered.
+  // Arrives at the stages that the tile's part of the result passes through (addends.cuh), which are not gathered.
   __device__ void pass_addends() {
 #pragma unroll 1
     for (int i = 0; i < Addends<Config>::STAGES; ++i)
@@ -150,8 +153,8 @@ class RowGather {
   const GemmParams& params_;
   GemmPipeline<Config>& pipeline_;
   const int lane_;
-  int first_row_, column_;  // of a box, that this lane copies
-  uint32_t into_;           // where in the first stage
+  int first_row_, column_;  // of a box: the first row that this lane copies, and the column of its chunk
+  uint32_t into_;           // smem address of that chunk in the first stage
 };
 
 }  // namespace octavo::cuda

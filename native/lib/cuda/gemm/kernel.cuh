@@ -28,7 +28,7 @@ template <int M, int N, int STAGE_COUNT, Element L, Element R, bool LT, bool RT,
 struct GemmConfig {
   static constexpr int TILE_M = M, TILE_N = N, STAGES = STAGE_COUNT;
   static constexpr int WARPGROUPS = M == 192 ? 3 : 2;  // of consumers
-  static constexpr int CONSUMER_WARPS = WARPS_EACH * WARPGROUPS, THREADS = 128 * (1 + WARPGROUPS);
+  static constexpr int CONSUMER_WARPS = WARPGROUP_WARPS * WARPGROUPS, THREADS = 128 * (1 + WARPGROUPS);
   static constexpr Element LEFT = L, RIGHT = R;
   static constexpr bool LEFT_TRANSPOSED = LT, RIGHT_TRANSPOSED = RT;
   static constexpr Promotion PROMOTION = P;
@@ -43,22 +43,28 @@ struct GemmConfig {
   // fp32 sums that are added to the result are staged in smem if a whole tile of them fits.
   static constexpr bool STAGED = M == 128 && N == 128;
   static constexpr bool LEFT_SCALES = P >= Promotion::square, RIGHT_SCALES = P == Promotion::vectors;
-  // TMA tiles of a bf16 result for which a warp has smem of its own, and those that it borrows: the left operand's part
-  // of the last stages, which no wgmma reads any more.
+  // TMA tiles of a bf16 result for which a warp has smem of its own. For the others it borrows the left operand's part
+  // of the stages that held the tile's last K-blocks, one stage for each: its warpgroup alone read those rows, and has
+  // finished. The next tile begins in the stages behind them, and the first of its K-blocks that needs a borrowed one
+  // is FIRST_BORROWED (docs/decisions/0012).
   static constexpr int OUT_TILES = M == 64 ? 0 : RIGHT_SCALES && M == 128 ? 1 : 2;
   static constexpr int BORROWED_TILES = OUT_TILES == 0 ? 0 : COLS / 64 - OUT_TILES;
-  // Whether a store warp may wait, and not the consumers, until those of a bf16 result have been read from smem. bf16's
-  // wgrad, which gains from it with few tokens per group, takes 1.01 of the time with more, only because the code is
-  // there.
+  static constexpr int FIRST_BORROWED = STAGES - BORROWED_TILES;
+  // Whether a launch may have store warps that wait, in place of the consumers, until TMA has read a bf16 result from
+  // smem. Not in bf16's wgrad: it would gain with few tokens per group, and take 1.01 of the time with more only
+  // because the code is there.
   static constexpr bool STORE_WARPS =
       G == Gathered::none && M == 128 && N == 256 && (P != Promotion::none || (L == Element::bf16 && !LT));
-  // Of 128 threads and of the others: the 168, or 128, of each that a launch has. Warps that gather hold addresses.
+  // Registers per thread after setmaxnreg. The launch divides 65,536 evenly, in multiples of 8: 168 for each of 384
+  // threads, 128 of 512. Consumers can take no more than the producer's warpgroup gives up, which needs more where its
+  // warps gather and hold addresses.
   static constexpr int PRODUCER_REGISTERS = G == Gathered::none ? 56 : 72;
   static constexpr int CONSUMER_REGISTERS = WARPGROUPS == 3 ? 152 : G == Gathered::none ? 224 : 216;
+  static_assert(128 * (PRODUCER_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS) <= 65536 / THREADS / 8 * 8 * THREADS);
   static constexpr int K_ELEMENTS = SWIZZLE_BYTES / (L <= Element::e5m2 ? 1 : 2);  // per K-block
   // In a tile of more K-blocks L2 would evict the prefetched result before the epilogue needs it.
   static constexpr int PREFETCH_BLOCKS = (N == 256 ? 1024 : 512) / K_ELEMENTS;
-  // That TMA loads into a stage.
+  // Bytes that TMA loads into a stage, for which its full barrier waits.
   static constexpr uint32_t STAGE_BYTES =
       ((G == Gathered::left ? 0 : M) + (G == Gathered::right ? 0 : N)) * SWIZZLE_BYTES +
       (LEFT_SCALES && G != Gathered::left ? 4 * (M + SCALE_TILE_EXTRA) : 0) + (RIGHT_SCALES ? 4 * N : 0);
@@ -78,7 +84,7 @@ struct GemmConfig {
 
 // TMA loads of one K-block of an operand: ROWS rows of 128 bytes, or TMA tiles of 64 x 64 if it is transposed.
 template <class Config, int ROWS, bool TRANSPOSED>
-__device__ __forceinline__ void load_operand(const CUtensorMap& map, OperandWalk walk, int32_t turn,
+__device__ __forceinline__ void load_operand(const CUtensorMap& map, OperandWalk walk, int32_t interleave,
                                              const GemmTileAt& tile, int first, int block, uint8_t* into,
                                              uint64_t* barrier) {
   const int32_t before = RAGGED_ROWS - tile.rows, end = tile.start + tile.rows;
@@ -99,15 +105,15 @@ __device__ __forceinline__ void load_operand(const CUtensorMap& map, OperandWalk
   } else {
     constexpr int EACH = PANEL_ROWS / Config::K_ELEMENTS;  // K-blocks per panel
     const int32_t k = block % EACH * Config::K_ELEMENTS, panel = tile.panel + block / EACH;
-    if (turn == 0) {
+    if (interleave == 0) {
       tma_load(map, into, barrier, k, first, panel);
     } else {
-      tma_load(map, into, barrier, k, 0, 0, first >> turn, panel);
+      tma_load(map, into, barrier, k, 0, 0, first >> interleave, panel);
     }
   }
 }
 
-// The TMA loads of one K-block into a stage. Lent stages get their left operand later than the rest.
+// The TMA loads of one K-block into a stage. A borrowed stage gets its left operand later than the rest.
 template <class Config>
 struct BlockLoads {
   const GemmParams& params;
@@ -116,16 +122,16 @@ struct BlockLoads {
 
   __device__ __forceinline__ void left(int block, int stage) const {
     if constexpr (Config::GATHERED == Gathered::left) return;
-    load_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, params.left_turn, tile,
-                                                                  tile.m, block, pipeline.left(stage),
+    load_operand<Config, Config::TILE_M, Config::LEFT_TRANSPOSED>(params.left, params.left_walk, params.left_interleave,
+                                                                  tile, tile.m, block, pipeline.left(stage),
                                                                   pipeline.full_barrier(stage));
   }
 
   __device__ __forceinline__ void right(int block, int stage) const {
     if constexpr (Config::GATHERED == Gathered::right) return;
-    load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk, params.right_turn,
-                                                                   tile, tile.n, block, pipeline.right(stage),
-                                                                   pipeline.full_barrier(stage));
+    load_operand<Config, Config::TILE_N, Config::RIGHT_TRANSPOSED>(params.right, params.right_walk,
+                                                                   params.right_interleave, tile, tile.n, block,
+                                                                   pipeline.right(stage), pipeline.full_barrier(stage));
   }
 
   __device__ __forceinline__ void scales(int block, int stage) const {
@@ -144,24 +150,23 @@ struct BlockLoads {
   }
 };
 
-// The K-blocks of a tile whose stages the last tile lent to its results: the right operands and what was not lent at
-// once, the left ones when the results have left. Returns the number of the next K-block.
+// The first K-blocks of a tile, one for each stage: all but the left operands of borrowed stages at once, and these
+// when TMA has read the last tile's results from there. Returns the number of the next K-block.
 template <class Config>
-__device__ __forceinline__ int load_lent_blocks(const BlockLoads<Config>& loads, GemmPipeline<Config>& pipeline,
-                                                uint32_t number) {
-  constexpr int FIRST_LENT = Config::STAGES - Config::BORROWED_TILES;
+__device__ __forceinline__ int load_around_borrowed(const BlockLoads<Config>& loads, GemmPipeline<Config>& pipeline,
+                                                    uint32_t number) {
   const int first = pipeline.next_stage(), count = min(loads.tile.k_blocks, Config::STAGES);
 #pragma unroll 1
   for (int block = 0; block < count; ++block) {
     int stage;
     pipeline.producer_acquire(stage, Config::STAGE_BYTES);
     loads.right(block, stage);
-    if (block < FIRST_LENT) loads.left(block, stage);
+    if (block < Config::FIRST_BORROWED) loads.left(block, stage);
     loads.scales(block, stage);
   }
   pipeline.wait_tile_released(number);
 #pragma unroll 1
-  for (int block = FIRST_LENT; block < count; ++block) loads.left(block, (first + block) % Config::STAGES);
+  for (int block = Config::FIRST_BORROWED; block < count; ++block) loads.left(block, (first + block) % Config::STAGES);
   return count;
 }
 
@@ -169,12 +174,9 @@ template <class Config>
 __device__ void producer(const GemmParams& params, GemmPipeline<Config>& pipeline) {
   GemmSchedule<Config> schedule(params);
   const bool elected = threadIdx.x % 32 == 0, adds = Addends<Config>::used(params);
-  // The first K-block that needs a stage whose smem the last tile borrowed for its results: of the left operand's, for
-  // which those wait who gather it.
+  // The K-block before which the producer waits for borrowed smem; -1: before none.
   const bool fills_left = Config::GATHERED != Gathered::left;
-  const int first_borrowed = Config::BORROWED_TILES > 0 && fills_left && params.out_by_tma && !params.store_warps
-                                 ? Config::STAGES - Config::BORROWED_TILES
-                                 : -1;
+  const int first_borrowed = fills_left && waits_for_borrowed<Config>(params) ? Config::FIRST_BORROWED : -1;
   uint32_t number = 0;
   for (int32_t index = blockIdx.x;; index += gridDim.x, ++number) {
     const GemmTileAt tile = schedule.at(index);
@@ -184,7 +186,7 @@ __device__ void producer(const GemmParams& params, GemmPipeline<Config>& pipelin
       const BlockLoads<Config> loads = {params, tile, pipeline};
       int block = 0;
       if constexpr (Config::STORE_WARPS) {
-        if (params.store_warps && !adds) block = load_lent_blocks(loads, pipeline, number);
+        if (params.store_warps && !adds) block = load_around_borrowed(loads, pipeline, number);
       }
 #pragma unroll 1  // unrolled, coordinates leave the uniform registers
       for (; block < tile.k_blocks; ++block) {
@@ -296,7 +298,7 @@ __device__ void storer(const GemmParams& params, GemmPipeline<Config>& pipeline,
       pipeline.release_stored_tile(number);
     } else if constexpr (Config::STORE_WARPS) {
       pipeline.results_wait(warpgroup);
-      store_tiles<Config>(params, tile, tile.m + 64 * warpgroup, WARPS_EACH * warpgroup, pipeline);
+      store_tiles<Config>(params, tile, tile.m + 64 * warpgroup, WARPGROUP_WARPS * warpgroup, pipeline);
       bulk_wait_group_read<1>();  // the borrowed smem, which was committed first
       pipeline.release_stored_tile(number);
       bulk_wait_group_read<0>();
@@ -327,7 +329,7 @@ __global__ void __launch_bounds__(Config::THREADS, 1) gemm_kernel(const __grid_c
       }
     }
     if constexpr (Config::GATHERED != Gathered::none) {
-      constexpr int FIRST = WARPS_EACH - GATHER_WARPS;
+      constexpr int FIRST = WARPGROUP_WARPS - GATHER_WARPS;
       if constexpr (Config::RELAYED) {
         if (warp == FIRST - 1) ScaleRelay<Config>(params, pipeline).run();
       }

@@ -19,7 +19,7 @@ enum class OperandWalk : int32_t {
   rows_t = 1,      // ragged [M, C], K along M:     the same map, TMA tiles of 64 x 64
   matrices = 2,    // stacked [G, R, C], K along C: {c, row, group}
   matrices_t = 3,  // stacked [G, R, C], K along R: the same order, TMA tiles of 64 x 64
-  panels = 4,      // K-panels [P][D][128] of ragged rows:      {k, column, panel}, or in turns
+  panels = 4,      // K-panels [P][D][128] of ragged rows:      {k, column, panel}, or interleaved
                    //                                           {k, column in a block, half, block, panel}
   stacked = 5,     // K-panels [P][D][128] of stacked matrices: {k, column, panel}
 };
@@ -56,9 +56,9 @@ struct GemmParams {
   int32_t width;     // columns of the result
   int32_t k_blocks;  // where not k_grouped
   OperandWalk left_walk, right_walk;
-  // Panels of an operand whose columns, two halves, are read in turns: log2 of the columns of both halves' blocks; 0:
-  // they are read as they stand.
-  int32_t left_turn, right_turn;
+  // Panels of an operand whose columns, two halves, are read interleaved: log2 of the columns of a block of each half
+  // together; 0: they are read as they stand.
+  int32_t left_interleave, right_interleave;
   // The gathered operand: tokens [count, cols], and which of them each row is.
   const uint8_t* tokens;
   uint32_t token_bytes;  // from one token to the next

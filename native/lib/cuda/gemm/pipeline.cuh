@@ -10,7 +10,7 @@
 
 namespace octavo::cuda {
 
-constexpr int WARPS_EACH = 4;       // of a warpgroup
+constexpr int WARPGROUP_WARPS = 4;
 constexpr uint32_t TILE_SLOTS = 4;  // how many tiles the producer may run ahead
 
 // Warps of the producer's warpgroup: the producer's own, then those that store, then those that gather rows of tokens.
@@ -19,7 +19,15 @@ constexpr int GATHER_WARPS = 2;
 template <class Config>
 constexpr int store_warps = Config::GATHERED == Gathered::none ? Config::WARPGROUPS : 1;
 
-// Row scales are loaded from a multiple of 4 at or before the tile's first row: a TMA load starts at 16 bytes.
+// Whether whoever fills the left operand's stages waits at a tile's FIRST_BORROWED: its results are stored by TMA, and
+// the consumers wait for that. Where store warps do, load_around_borrowed waits.
+template <class Config>
+__device__ __forceinline__ bool waits_for_borrowed(const GemmParams& params) {
+  return Config::BORROWED_TILES > 0 && params.out_by_tma && !params.store_warps;
+}
+
+// Row scales are loaded from a multiple of 4 at or before the tile's first row, because a TMA load starts at 16 bytes:
+// so many more than the tile has rows. In smem a stage's begin at 128 bytes, where TMA writes.
 constexpr int SCALE_TILE_EXTRA = 4, SCALE_ROOM_EXTRA = 32;
 
 // Floats from one staged row to the next: eight rows of eight words then hit every bank exactly twice.
@@ -30,7 +38,7 @@ constexpr int OUT_TILE_BYTES = 16 * SWIZZLE_BYTES;
 
 template <class Config>
 struct GemmSmem {
-  // Output TMA tiles by warp, and where a store warp stores the same tile of four warps at once, by tile.
+  // The result's TMA tiles lie by warp; by tile where a store warp stores the same tile of four warps at once.
   static constexpr int OUT_ROWS = Config::STORE_WARPS ? Config::OUT_TILES : Config::CONSUMER_WARPS;
   static constexpr int OUT_BYTES = Config::OUT_TILES * Config::CONSUMER_WARPS / OUT_ROWS * OUT_TILE_BYTES;
 
@@ -46,6 +54,16 @@ struct GemmSmem {
   // Factors of the result's columns.
   alignas(16) float columns[Config::WARPGROUPS][Config::LEFT_SCALES ? 1 : Config::TILE_N];
   alignas(16) GemmTileAt tiles[TILE_SLOTS];
+  // Who arrives at which barrier, and what has then happened; `init` has the counts.
+  //   full            the producer, which expects TMA's bytes; every lane that gathers, or of the relay: it has copied
+  //   empty           a lane of each consumer warp: it has read the stage. Every lane where a relay stores scales, for
+  //                   its stores must follow each lane's loads. Of addends, a store thread for its warpgroups
+  //   copied          every lane that gathers, to the relay: it has copied
+  //   tile_full       the producer: the slot describes the next tile
+  //   tile_empty      each warp that reads slots: it needs neither the slot nor smem that the tile's results borrowed
+  //   results_full    a lane of each consumer warp: its part of a bf16 result is in smem. With store warps alone
+  //   results_empty   the store thread: TMA has read the results
+  //   addends_full    a lane of each consumer warp: its sums have been added to the addends in a stage
   uint64_t full_barriers[Config::STAGES], empty_barriers[Config::STAGES];
   uint64_t copied_barriers[Config::RELAYED ? Config::STAGES : 1];
   uint64_t tile_full_barriers[TILE_SLOTS], tile_empty_barriers[TILE_SLOTS];
@@ -65,7 +83,7 @@ struct Ring {
       parity ^= 1;
     }
   }
-  // Moves the position alone, for who waits at none of the barriers.
+  // Moves the position alone: for a thread that waits at none of the ring's barriers, and needs no parity.
   __device__ void skip(int count) { at = (at + count) % SIZE; }
 };
 
@@ -89,9 +107,9 @@ class GemmPipeline {
                     Config::CONSUMER_WARPS + (stores ? store_warps<Config> : 0) + gathering + Config::RELAYED);
     }
     for (int warpgroup = 0; warpgroup < Config::WARPGROUPS; ++warpgroup) {
-      mbarrier_init(&smem.results_full_barriers[warpgroup], WARPS_EACH);
+      mbarrier_init(&smem.results_full_barriers[warpgroup], WARPGROUP_WARPS);
       mbarrier_init(&smem.results_empty_barriers[warpgroup], 1);
-      for (uint64_t& barrier : smem.addends_full_barriers[warpgroup]) mbarrier_init(&barrier, WARPS_EACH);
+      for (uint64_t& barrier : smem.addends_full_barriers[warpgroup]) mbarrier_init(&barrier, WARPGROUP_WARPS);
     }
     fence_mbarrier_init();
   }
@@ -101,14 +119,14 @@ class GemmPipeline {
   __device__ float* left_scales(int stage) const { return smem_.left_scales[stage]; }
   __device__ float* right_scales(int stage) const { return smem_.right_scales[stage]; }
   __device__ float* staged(int row) const { return smem_.staged[row]; }
-  // A warpgroup's 64 rows of TMA tile `number` of the result, 32 fp32 columns, that a stage has room for.
+  // Where a stage holds a warpgroup's 64 rows of the result's TMA tile `number`, 32 fp32 columns.
   __device__ uint8_t* addends(int stage, int number, int warpgroup) const {
     uint8_t* const tile =
         number == 0 ? smem_.left[stage] : smem_.right[stage] + (number - 1) * Config::WARPGROUPS * BLOCK_BYTES;
     return tile + warpgroup * BLOCK_BYTES;
   }
-  // Consumer and store thread: smem for a warp's output TMA tile `number`, once all stages of the tile have been read:
-  // its own first, then the warpgroup's rows of the left operand in the last stages.
+  // Consumer and store thread, behind a tile's last K-block: smem for a warp's TMA tile `number` of the result, its own
+  // or, from OUT_TILES on, borrowed.
   __device__ uint8_t* out_tile(int warp, int number) const {
     if (number < Config::OUT_TILES) {
       return Config::STORE_WARPS ? smem_.out_tiles[number] + warp * OUT_TILE_BYTES
@@ -154,7 +172,7 @@ class GemmPipeline {
     return stage;
   }
 
-  // Consumer: the stage has been read. One arrival per warp; of each lane where lanes have read what a warp overwrites.
+  // Consumer: the stage has been read.
   __device__ void consumer_release(int stage) {
     if (Config::RELAYED || threadIdx.x % 32 == 0) mbarrier_arrive(&smem_.empty_barriers[stage]);
   }
@@ -222,7 +240,7 @@ class GemmPipeline {
     mbarrier_arrive(&smem_.addends_full_barriers[threadIdx.x / 128 - 1][stage]);
   }
 
-  // Store thread: the next stage, and that it is the next but one from now on.
+  // Store thread: the next stage of the ring, past which it moves on.
   __device__ int addends_next() {
     const int stage = read_.at;
     addends_parities_ ^= 1u << stage;
@@ -230,14 +248,15 @@ class GemmPipeline {
     return stage;
   }
 
-  // Store thread: waits for a warpgroup's sums in the stage that `addends_next` has returned.
+  // Store thread: waits for a warpgroup's sums in the stage that `addends_next` has returned and whose parity it has
+  // flipped.
   __device__ void addends_wait(int stage, int warpgroup) const {
     mbarrier_wait(&smem_.addends_full_barriers[warpgroup][stage], addends_parities_ >> stage & 1 ^ 1);
   }
 
   // Store thread, in place of its warpgroups: the stage has been read.
   __device__ void addends_release(int stage, int warpgroups) {
-    mbarrier_arrive_for(&smem_.empty_barriers[stage], WARPS_EACH * warpgroups);
+    mbarrier_arrive_for(&smem_.empty_barriers[stage], WARPGROUP_WARPS * warpgroups);
   }
 
   // Producer and gathering warp: waits until the tile before `number` has been released.

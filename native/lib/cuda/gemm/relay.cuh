@@ -1,6 +1,7 @@
-// A warp beside those that gather codes: it fills in the scales of the rows, and hands what has been gathered over to
-// wgmma, which reads smem in the async proxy, while cp.async writes it in the generic one. The fence between the two is
-// this warp's, so that no consumer waits for it.
+// A warp beside those that gather codes. It stores the scales of the rows into the stages, and passes gathered codes on
+// to wgmma: cp.async writes smem in the generic proxy and wgmma reads it in the async proxy, so a fence has to stand
+// between the two. This warp executes it, so that no consumer waits for it; the copies happen before it because their
+// lanes have arrived at the barrier for which it waits.
 #pragma once
 
 #include "pipeline.cuh"
@@ -23,8 +24,10 @@ class ScaleRelay {
   }
 
  private:
-  static constexpr int ROWS = Config::TILE_M / 32;  // of a tile, whose scales a lane fills in
-  static constexpr int BLOCKS = 4;                  // whose scales of a row are loaded at once
+  static constexpr int ROWS = Config::TILE_M / 32;  // of a tile, whose scales a lane stores
+  static constexpr int BLOCKS = 4;                  // K-blocks whose scales of a row are loaded at once
+  // The relay waits for a free stage before it passes on the K-block in the stage before.
+  static_assert(Config::STAGES >= 2, "a single stage would never be passed on");
 
   // The scales of BLOCKS K-blocks, of each of the lane's rows; zeros where a row is nowhere.
   struct Scales {
@@ -53,10 +56,10 @@ class ScaleRelay {
         float* const into = pipeline_.left_scales(pipeline_.gather_acquire()) + lane_;
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) into[32 * i] = scales.of[i][j];
-        if (first + j > 0) hand_over();
+        if (first + j > 0) pass_on();
       }
     }
-    hand_over();
+    pass_on();
   }
 
   __device__ __forceinline__ void load(const float* const (&from)[ROWS], int first, int k_blocks,
@@ -75,8 +78,9 @@ class ScaleRelay {
     }
   }
 
-  // Hands over the codes of a K-block: in order, each once its successor's stage is free.
-  __device__ __forceinline__ void hand_over() {
+  // Passes the next K-block on to the consumers once its codes have been copied. It is one behind the K-block whose
+  // scales are stored, which gives the copies time. Every lane arrives, for each has stored scales.
+  __device__ __forceinline__ void pass_on() {
     mbarrier_wait(pipeline_.copied_barrier(copied_.at), copied_.parity);
     fence_proxy_async();
     mbarrier_arrive(pipeline_.full_barrier(copied_.at));

@@ -1,6 +1,9 @@
 // AdamW's step: how the arrays are seen, and which kernel.
 #include "octavo/adamw.h"
 
+#include <algorithm>
+
+#include "common/check.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/packs.cuh"
 #include "steps.cuh"
@@ -10,34 +13,30 @@ namespace octavo {
 namespace cuda {
 namespace {
 
-bool aligned_to(const void* pointer, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-
-Together together_of(const StepArgs& args) {
+Vector vector_of(const StepArgs& args) {
   const AdamWArrays& arrays = args.step.arrays;
   const int moment_bytes = args.step.in_blocks() ? 1 : 4;
-  const auto stand = [&](unsigned count) {
-    // 16 bytes at a time are loaded and stored
-    const auto whole = [&](const void* pointer, int bytes) {
-      const unsigned together = count * static_cast<unsigned>(bytes);
-      return aligned_to(pointer, together < 16 ? together : 16);
+  const auto fits = [&](int count) {
+    const auto is_aligned = [&](const void* pointer, int bytes) {
+      return aligned(pointer, std::min(count * bytes, 16));  // one access has 16 bytes at most
     };
     return arrays.cols % count == 0 && args.limit % count == 0 &&
-           whole(arrays.master, dtype_bytes(arrays.master_dtype)) &&
-           whole(arrays.grad, dtype_bytes(arrays.grad_dtype)) && whole(arrays.moment[0], moment_bytes) &&
-           whole(arrays.moment[1], moment_bytes) && whole(arrays.values, 2);
+           is_aligned(arrays.master, dtype_bytes(arrays.master_dtype)) &&
+           is_aligned(arrays.grad, dtype_bytes(arrays.grad_dtype)) && is_aligned(arrays.moment[0], moment_bytes) &&
+           is_aligned(arrays.moment[1], moment_bytes) && is_aligned(arrays.values, 2);
   };
-  return stand(8) ? Together::eight : stand(4) ? Together::four : Together::one;
+  return fits(8) ? Vector::eight : fits(4) ? Vector::four : Vector::one;
 }
 
-// The kernels for eight together count the bytes between rows in 32 bits.
-bool by_eights(const StepArgs& args, Together together) {
-  return args.step.in_blocks() && together == Together::eight && args.step.arrays.grad_dtype != DType::f16 &&
+// The kernels for vectors of eight count the bytes between rows in 32 bits.
+bool by_eights(const StepArgs& args, Vector vector) {
+  return args.step.in_blocks() && vector == Vector::eight && args.step.arrays.grad_dtype != DType::f16 &&
          args.step.arrays.cols < int64_t{1} << 24;
 }
 
 template <class M>
-void launch(const StepArgs& args, Together together, cudaStream_t stream) {
-  by_eights(args, together) ? launch_block_steps<M>(args, stream) : launch_steps<M>(args, together, stream);
+void launch(const StepArgs& args, Vector vector, cudaStream_t stream) {
+  by_eights(args, vector) ? launch_block_steps<M>(args, stream) : launch_steps<M>(args, vector, stream);
 }
 
 StepArgs step_args(const AdamWArgs& args) {
@@ -73,15 +72,15 @@ Error adamw_cuda(const AdamWArgs& args, void* stream) {
   if (const Error error = check_adamw(args)) return error;
   if (args.arrays.rows == 0 || args.arrays.cols == 0) return {};
   const cuda::StepArgs step = cuda::step_args(args);
-  const cuda::Together together = cuda::together_of(step);
-  if (args.writes_codes() && together == cuda::Together::one) {
+  const cuda::Vector vector = cuda::vector_of(step);
+  if (args.writes_codes() && vector == cuda::Vector::one) {
     return unsupported("columns or addresses are not of whole fours, in which codes are written; quantize afterwards");
   }
   const cudaStream_t on = cuda::stream_of(stream);
   if (args.arrays.master_dtype == DType::f32) {
-    cuda::launch<cuda::F32>(step, together, on);
+    cuda::launch<cuda::F32>(step, vector, on);
   } else {
-    cuda::launch<cuda::BF16>(step, together, on);
+    cuda::launch<cuda::BF16>(step, vector, on);
   }
   return cuda::launched();
 }

@@ -2,13 +2,13 @@
 //
 //   reads   gradient, codes of moments, master, once
 //   writes  codes of moments, master, and the master's values or codes in both planes
-//   bound   memory, and instructions where it is 10 bytes per element: those for bf16 masters and gradients take as
-//   long as some 70 instructions
+//   bound   memory; with bf16 masters and gradients, 10 bytes per element, also instructions: these bytes take as long
+//           as some 70 of them
 //
-// A warp has 16 rows of 128 columns, two at a time; half of a warp a row, and so a block of moments; a lane eight
-// neighbouring columns, and so a whole counter of each stream of random bits. Values that need more than the ordinary
-// instructions (zeros, infinities, NaN, the very small and large) are told by a few tests of all eight and take a
-// branch of their own. How rows come from memory is a matter of dtypes (Rows).
+// A warp has 16 rows of 128 columns and works on two of them at a time. Half a warp has a row, and with it a block of
+// moments; a lane has eight neighbouring columns, and with them a whole Philox counter of each stream. A few tests of
+// all eight values find those for which the ordinary instructions are wrong (zeros, infinities, NaN, the very small and
+// large), and a branch of its own handles them. LaneRows says how rows come from memory, which depends on dtypes.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +25,13 @@ constexpr int BLOCK_CTAS = 3;
 
 template <class M, class G, Written W>
 struct BlockMemory {
-  std::conditional_t<W == Written::codes, CodeTile, NoTile> tile;
-  typename Rows<M, G>::Slots slots[STEP_WARPS];
+  std::conditional_t<W == Written::codes, MasterTile, NoTile> tile;
+  typename LaneRows<M, G>::Slots slots[STEP_WARPS];
   RowState<M> states[STEP_WARPS][WARP_ROWS];
   StepFactors factors;
 };
 
-// What a lane keeps of a tile whose codes are written.
+// Where a lane stores its row of a MasterTile, and the largest of what it has stored there.
 struct Kept {
   uint32_t at, most;
   __device__ void keep_eight(const uint32_t (&halves)[4]) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
   const uint32_t col = place.across * TILE_SIDE + thread % LANES_OF_ROW * 8;
   // lanes of columns or of a last row that do not exist read others, and write nothing
   const int64_t row = place.first_row + (static_cast<int>(half) < place.rows ? half : 0);
-  Rows<M, G> rows(step.arrays, row * cols + (col < cols ? col : 0), memory.slots[warp], thread % 32);
+  LaneRows<M, G> rows(step.arrays, row * cols + (col < cols ? col : 0), memory.slots[warp], thread % 32);
   int32_t top = 0;
   if (place.rows > 0) {
     rows.start(args, place.rows - static_cast<int>(half));
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
         const auto at = state_at + static_cast<uint32_t>(offsetof(RowState<M>, new_tops));
         store_shared(at, int2{made[0].top, made[1].top});
       }
-      rows.ask_for_moments(args, left);
+      rows.prefetch_moments(args, left);
       const bool plain = (made[0].rare | made[1].rare | factors.rare) == 0;
       values_of(master, rows.masters());
       uint32_t halves[4];
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(STEP_THREADS, BLOCK_CTAS) adamw_blocks_kernel(
         if constexpr (W != Written::nothing)
           nearest_halves(halves, master, W == Written::codes ? DType::bf16 : step.arrays.values_dtype);
       }
-      rows.ask_for_masters(args, left);
+      rows.prefetch_masters(args, left);
       if (live) {
         if constexpr (W == Written::values)
           store_eight<BF16>(rows.values(args), {{halves[0], halves[1], halves[2], halves[3]}});

@@ -10,22 +10,22 @@ namespace octavo::cuda {
 
 struct NoTile {};
 
-// A tile's bf16 values, 256 bytes per row, and then its columns of codes in the same memory.
-struct CodeTile {
+// A tile's new masters in bf16, 256 bytes per row, and later its columns of codes in the same memory.
+struct MasterTile {
   alignas(16) uint4 values[TILE_SIDE * 16];
   uint32_t maxima[STEP_WARPS];
 
-  // Four or eight values of a row, of so many before them.
+  // Values 4 lane to 4 lane + 3 of a row, or 8 lane to 8 lane + 7.
   __device__ uint2& four(int row, int lane) { return reinterpret_cast<uint2*>(values)[row * 32 + lane]; }
   __device__ uint4& eight(int row, int lane) { return values[row * 16 + lane]; }
-  // 16 rows of a column: one warp's. Eight lanes in a row meet eight different banks of 16 bytes.
+  // The codes of 16 rows of a column, one warp's. Eight neighbouring lanes access eight different banks of 16 bytes.
   __device__ uint4& chunk(int column, int rows16) {
     return values[column * (TILE_SIDE / 16) + (rows16 ^ (column / 4 % 8))];
   }
 };
 
 // Of all threads' `most`, each the larger magnitudes of pairs. Magnitudes order like their bits; NaN is above all.
-__device__ __forceinline__ uint32_t tile_maximum(CodeTile& tile, uint32_t thread, uint32_t most) {
+__device__ __forceinline__ uint32_t tile_maximum(MasterTile& tile, uint32_t thread, uint32_t most) {
   const uint32_t own = Pack<BF16>::fp32_bits(Pack<BF16>::across(most), 0);
   const uint32_t of_warp = __reduce_max_sync(~0u, own);
   if (thread % 32 == 0) tile.maxima[thread / 32] = of_warp;
@@ -46,9 +46,9 @@ __device__ __forceinline__ uint32_t encode_four(uint2 four, float scale) {
   return fp8_pair<Format::e4m3>(scaled[0], scaled[1]) | fp8_pair<Format::e4m3>(scaled[2], scaled[3]) << 16;
 }
 
-// Called by the whole CTA once all its rows are kept, each thread with the maximum of what it kept. Rows that do not
-// exist have zero codes, whatever the scale.
-__device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uint32_t most, const AdamWCodes& out,
+// Called by the whole CTA once all its rows are in the tile, each thread with the maximum of those that it stored. Rows
+// that do not exist have zero codes, whatever the scale.
+__device__ __forceinline__ void write_codes(MasterTile& tile, uint32_t thread, uint32_t most, const AdamWCodes& out,
                                             int64_t cols, const TilePlace& place) {
   const int lane = static_cast<int>(thread % 32), warp = static_cast<int>(thread / 32);
   float stored;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void write_codes(CodeTile& tile, uint32_t thread, uin
   } else {
     write_rows(std::false_type{});
   }
-  __syncthreads();  // every kept value has been read
+  __syncthreads();  // every value has been read, and codes take their place
   if (out.columnwise.codes && !plain) {
 #pragma unroll
     for (int k = 0; k < 4; ++k)

@@ -13,7 +13,7 @@ struct PairDraws {
   __device__ uint32_t draw(int row, int i) const { return word[2 * row + i / 2] >> (16 * (i % 2)) & 0xFFFFu; }
 };
 
-__device__ __forceinline__ PairDraws pair_draws(const DrawKeys& keys, uint32_t row, uint32_t col, uint32_t step,
+__device__ __forceinline__ PairDraws pair_draws(const PhiloxKeys& keys, uint32_t row, uint32_t col, uint32_t step,
                                                 uint32_t stream) {
   const bool odd = threadIdx.x % 2;
   const Words words =
@@ -45,7 +45,7 @@ __device__ __forceinline__ Product product(uint32_t a, uint32_t b) {
 constexpr uint32_t PHILOX_FIRST = 0xD2511F53u, PHILOX_SECOND = 0xCD9E8D57u;
 
 // Of word 0 after the first round, which is the same for all rows and streams.
-__device__ __forceinline__ Product column_part(const DrawKeys& keys, uint32_t step, uint32_t eight) {
+__device__ __forceinline__ Product column_part(const PhiloxKeys& keys, uint32_t step, uint32_t eight) {
   return product(product(step, PHILOX_SECOND).high ^ eight ^ keys.round[0].first, PHILOX_FIRST);
 }
 
@@ -55,7 +55,7 @@ struct alignas(16) RowPart {
   uint32_t word[3];  // of words 0, 2 and 3 after the third
 };
 
-__device__ __forceinline__ RowPart row_part(const DrawKeys& keys, uint32_t step, uint32_t row, uint32_t stream) {
+__device__ __forceinline__ RowPart row_part(const PhiloxKeys& keys, uint32_t step, uint32_t row, uint32_t stream) {
   const Product first = product(row, PHILOX_FIRST);
   const Product second = product(first.high ^ stream ^ keys.round[0].second, PHILOX_SECOND);
   const Product third = product(second.high ^ product(step, PHILOX_SECOND).low ^ keys.round[1].first, PHILOX_FIRST);
@@ -65,7 +65,7 @@ __device__ __forceinline__ RowPart row_part(const DrawKeys& keys, uint32_t step,
 
 // The draws of eight columns in all streams at once, so that each round's keys are loaded once.
 template <int STREAMS>
-__device__ __forceinline__ void eight_draws(Words (&words)[STREAMS], const DrawKeys& keys,
+__device__ __forceinline__ void eight_draws(Words (&words)[STREAMS], const PhiloxKeys& keys,
                                             const RowPart (&rows)[STREAMS], const Product& column) {
   // the third round's product of a row and eight columns is of all streams
   const Product shared = product(column.high ^ rows[0].second, PHILOX_SECOND);

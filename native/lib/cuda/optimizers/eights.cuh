@@ -11,7 +11,7 @@ namespace octavo::cuda {
 
 constexpr int ROWS_AT_ONCE = 2, LANES_OF_ROW = 32 / ROWS_AT_ONCE;
 
-// Kept in a register, and not worked out again where it is used.
+// Keeps nvcc from computing the value anew where it is used, in place of keeping it in a register.
 __device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
 template <class T>
@@ -77,24 +77,25 @@ struct MomentsRead {
   uint2 codes[2];
 };
 
-// Whether arrays of these are copied into slots in shared memory two iterations before they are used: that takes no
-// register on the way and no barrier, as a slot of 16 bytes is one lane's alone. fp32 is loaded: a lane's 32 bytes
-// would be two copies past L1, each of half of every sector that the warp asks for. Codes are always copied.
+// Whether arrays of T are copied into slots in shared memory (cp.async) two iterations before they are used: that needs
+// no register meanwhile, and no barrier, since a slot of 16 bytes is one lane's alone. fp32 is loaded instead: a lane's
+// 32 bytes would be two copies past L1, each of which uses half of every sector that it fetches. Codes are always
+// copied.
 template <class T>
 constexpr bool copied_ahead = std::is_same_v<T, BF16>;
 
 // How a lane gets what it reads of its rows. An iteration of the kernel calls, in this order, `load_early` at its head,
-// `moments`, `load_late`, `ask_for_moments`, `masters` and `ask_for_masters`; `start` comes before all iterations.
+// `moments`, `load_late`, `prefetch_moments`, `masters` and `prefetch_masters`; `start` comes before all iterations.
 // `left`: how many rows there are from the lane's on.
 template <class M, class G>
-class Rows : public LaneArrays<M, G> {
+class LaneRows : public LaneArrays<M, G> {
  public:
   // Of a warp, by iteration, array (codes of both moments, gradients, masters) and lane.
   struct Slots {
     uint4 slot[2][1 + copied_ahead<G> + copied_ahead<M>][32];
   };
 
-  __device__ Rows(const AdamWArrays& arrays, int64_t at, const Slots& slots, uint32_t lane)
+  __device__ LaneRows(const AdamWArrays& arrays, int64_t at, const Slots& slots, uint32_t lane)
       : LaneArrays<M, G>(arrays, at),
         slots_(smem_address(&slots.slot[0][0][lane])),
         both_(2 * slots_ + sizeof(slots.slot[0])) {
@@ -107,7 +108,7 @@ class Rows : public LaneArrays<M, G> {
       copy_masters(args, left, further);
     }
   }
-  __device__ void drain() const { wait_for_copies<0>(); }
+  __device__ void drain() const { cp_async_wait_group<0>(); }
 
   // Loads of fp32 arrays. Of two, gradients come first, so that fewer registers wait at once.
   __device__ void load_early() {
@@ -122,7 +123,7 @@ class Rows : public LaneArrays<M, G> {
   }
 
   __device__ MomentsRead<G> moments() const {
-    wait_for_copies<LATER_GROUPS>();
+    cp_async_wait_group<LATER_GROUPS>();
     const uint4 codes = load_shared(slots_);
     if constexpr (copied_ahead<G>) {
       const uint4 grad = load_shared(slots_ + GRADIENTS);
@@ -131,18 +132,18 @@ class Rows : public LaneArrays<M, G> {
       return {grad_, {{codes.x, codes.y}, {codes.z, codes.w}}};
     }
   }
-  __device__ void ask_for_moments(const StepArgs& args, int left) { copy_moments(args, left, 2); }
+  __device__ void prefetch_moments(const StepArgs& args, int left) { copy_moments(args, left, 2); }
 
   __device__ Pack<M> masters() const {
     if constexpr (copied_ahead<M>) {
-      wait_for_copies<LATER_GROUPS>();
+      cp_async_wait_group<LATER_GROUPS>();
       const uint4 four = load_shared(slots_ + MASTERS);
       return {{four.x, four.y, four.z, four.w}};
     } else {
       return masters_;
     }
   }
-  __device__ void ask_for_masters(const StepArgs& args, int left) {
+  __device__ void prefetch_masters(const StepArgs& args, int left) {
     copy_masters(args, left, 2);
     slots_ = both_ - slots_;
   }
@@ -154,27 +155,27 @@ class Rows : public LaneArrays<M, G> {
   __device__ void load_masters() {
     if constexpr (!copied_ahead<M>) masters_ = load_eight<M>(this->master);
   }
-  // A group of copies, even if there is no such row.
+  // Commits a group of copies even if there is no such row: waits count groups.
   __device__ void copy_moments(const StepArgs& args, int left, int further) {
     if (left > further * ROWS_AT_ONCE) {
       if constexpr (copied_ahead<G>)
-        copy_async<16>(slots(further) + GRADIENTS, element_at(this->grad, args.strides[0], further));
+        cp_async<16>(slots(further) + GRADIENTS, element_at(this->grad, args.strides[0], further));
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        copy_async<8>(slots(further) + 8 * i, element_at(this->codes[i], args.strides[2], further));
+        cp_async<8>(slots(further) + 8 * i, element_at(this->codes[i], args.strides[2], further));
     }
-    end_copies();
+    cp_async_commit_group();
   }
   // Another, where masters are copied.
   __device__ void copy_masters(const StepArgs& args, int left, int further) {
     if constexpr (copied_ahead<M>) {
       if (left > further * ROWS_AT_ONCE)
-        copy_async<16>(slots(further) + MASTERS, element_at(this->master, args.strides[1], further));
-      end_copies();
+        cp_async<16>(slots(further) + MASTERS, element_at(this->master, args.strides[1], further));
+      cp_async_commit_group();
     }
   }
 
-  // Bytes from the codes' slot, and groups asked for after the one that is used next.
+  // Bytes from the slot of codes to the others, and the groups of copies that follow the one that is used next.
   static constexpr uint32_t GRADIENTS = 32 * 16, MASTERS = copied_ahead<G> ? 2 * GRADIENTS : GRADIENTS;
   static constexpr int LATER_GROUPS = copied_ahead<M> ? 3 : 1;
 

@@ -115,7 +115,7 @@ constexpr int ctas_at_once() {
 template <class M, bool BLOCKS, class G, Written W, bool WIDE>
 __global__ void __launch_bounds__(STEP_THREADS, ctas_at_once<BLOCKS, W, WIDE>())
     adamw_kernel(const __grid_constant__ StepArgs args) {
-  __shared__ std::conditional_t<W == Written::codes, CodeTile, NoTile> tile;
+  __shared__ std::conditional_t<W == Written::codes, MasterTile, NoTile> tile;
   __shared__ StepFactors held;
   const AdamWArgs& step = args.step;
   const AdamWArrays& arrays = step.arrays;
@@ -192,8 +192,8 @@ void launch_moments(const StepArgs& args, cudaStream_t stream) {
 }
 
 template <class M>
-void launch_pairs(const StepArgs& args, Together together, cudaStream_t stream) {
-  if (together == Together::one) return launch_moments<M, false>(args, stream);
+void launch_pairs(const StepArgs& args, Vector vector, cudaStream_t stream) {
+  if (vector == Vector::one) return launch_moments<M, false>(args, stream);
   const DType grad = args.step.arrays.grad_dtype;
   if (args.step.in_blocks() || grad == DType::f16) return launch_moments<M, true>(args, stream);
   grad == DType::f32 ? launch_written<M, F32, false, true>(args, stream)

@@ -4,8 +4,8 @@
 namespace octavo::cuda {
 
 template <>
-void launch_steps<BF16>(const StepArgs& args, Together together, cudaStream_t stream) {
-  launch_pairs<BF16>(args, together, stream);
+void launch_steps<BF16>(const StepArgs& args, Vector vector, cudaStream_t stream) {
+  launch_pairs<BF16>(args, vector, stream);
 }
 
 }  // namespace octavo::cuda

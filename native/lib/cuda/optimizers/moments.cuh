@@ -13,10 +13,11 @@ __device__ __forceinline__ uint32_t zero_bytes(uint32_t word) {
   return (word - 0x01010101u) & ~word;
 }
 
-// Tops with which the bits of every code but 0 are a code's bits plus a number that is the same for all of a block.
+// Whether the bits of a value are those of its code plus a number that is the same for the whole block, for every code
+// but 0: none is then negative or reaches the sign bit.
 template <int MOMENT>
 __device__ __forceinline__ bool adds(int32_t top) {
-  constexpr uint32_t least = MOMENT == 0 ? 126u : 254u;
+  constexpr uint32_t least = MOMENT == 0 ? 126u : 254u;  // moment_levels less one
   return static_cast<uint32_t>(top) - least < 2048u - least;
 }
 
@@ -91,7 +92,7 @@ __device__ __forceinline__ int32_t finite_top(uint32_t largest) {
 }
 
 // Tops whose blocks have roots and quotients as elements.cuh wants them, if no code is too small: the largest first
-// moment from 2^-64 to 2^60, the second from 2^-85 to 2^20.
+// moment from 2^-64 to 2^60, the second from 2^-85 to 2^20. The top of 2^e is 8 (127 + e).
 template <int MOMENT>
 __device__ __forceinline__ bool is_plain(int32_t top) {
   constexpr uint32_t least = MOMENT == 0 ? 504u : 337u, most = MOMENT == 0 ? 1496u : 1176u;

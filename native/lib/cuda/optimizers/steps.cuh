@@ -14,14 +14,15 @@ enum class Written { nothing, values, codes };
 constexpr int STEP_THREADS = 256, STEP_WARPS = STEP_THREADS / 32;
 constexpr int TILE_SIDE = 128, WARP_ROWS = TILE_SIDE / STEP_WARPS;
 
-// Of all rounds, worked out on the host: operands in constant memory cost no instruction.
-struct DrawKeys {
+// The keys of all rounds, made on the host: kernel parameters are in constant memory, from where an instruction takes
+// an operand without a load.
+struct PhiloxKeys {
   RoundKeys round[PHILOX_ROUNDS];
 };
 
 struct StepArgs {
   AdamWArgs step;
-  DrawKeys keys;
+  PhiloxKeys keys;
   uint32_t strides[3];         // bytes between every second row's gradients, masters, and codes of moments
   uint64_t values_from_codes;  // the address of values less twice that of the first moment's codes
   uint32_t panels_each;        // of 128 rows, of a matrix whose codes are written
@@ -30,14 +31,14 @@ struct StepArgs {
   int64_t limit;  // elements in all: the last row may have fewer than `cols`
 };
 
-// How many neighbouring elements always stand together at an address of whole such ones.
-enum class Together { one, four, eight };
+// The most neighbouring elements of a row that every array can be accessed by at once.
+enum class Vector { one, four, eight };
 
 // M: F32 or BF16 (cuda/device/packs.cuh).
 template <class M>
-void launch_steps(const StepArgs& args, Together together, cudaStream_t stream);
+void launch_steps(const StepArgs& args, Vector vector, cudaStream_t stream);
 
-// The same for moments in blocks, fp32 or bf16 gradients, and eight together.
+// The same for moments in blocks, fp32 or bf16 gradients, and vectors of eight.
 template <class M>
 void launch_block_steps(const StepArgs& args, cudaStream_t stream);
 
@@ -50,7 +51,8 @@ void launch_ctas(const Kernel& kernel, size_t bytes, const StepArgs& args, cudaS
 
 // ---- where the rows of a CTA and of its warps are
 
-// The thread's number, asked for anew: what is worked out from it does not stay in registers beyond where it is used.
+// threadIdx.x, read anew: nvcc then recomputes what follows from it, and does not keep that in registers since its
+// first use.
 __device__ __forceinline__ uint32_t thread_again() {
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

@@ -9,20 +9,20 @@
 
 namespace octavo::cuda {
 
-constexpr int TILE_COLS = 64;
-constexpr int TILE_THREADS = 256;
+constexpr int CODE_TILE_COLS = 64;
+constexpr int CODE_TILE_THREADS = 256;
 constexpr int COLUMN_WORDS = PANEL_ROWS / 4;
 constexpr int COLUMN_PITCH = COLUMN_WORDS + 1;
 
 struct CodeTile {
-  uint32_t word[TILE_COLS * COLUMN_PITCH];
+  uint32_t word[CODE_TILE_COLS * COLUMN_PITCH];
 };
 
 // Block `i` (0 to 511) of 4 x 4 codes: from column 4 * col4 and row 4 * row4 on.
 struct Block4 {
   int col4, row4;
 };
-OCTAVO_HD Block4 block4(int i) { return {i % (TILE_COLS / 4), i / (TILE_COLS / 4)}; }
+OCTAVO_HD Block4 block4(int i) { return {i % (CODE_TILE_COLS / 4), i / (CODE_TILE_COLS / 4)}; }
 
 __device__ __forceinline__ void get_rows(const CodeTile& tile, const Block4& block, uint32_t (&row)[4]) {
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void store_row4(uint8_t* into, uint32_t word, int cou
 __device__ __forceinline__ void load_rows(CodeTile& tile, const uint8_t* __restrict__ codes, int64_t row0, int rows,
                                           int64_t col0, int64_t cols, bool words) {
 #pragma unroll
-  for (int i = threadIdx.x; i < TILE_COLS * COLUMN_WORDS / 4; i += TILE_THREADS) {
+  for (int i = threadIdx.x; i < CODE_TILE_COLS * COLUMN_WORDS / 4; i += CODE_TILE_THREADS) {
     const Block4 block = block4(i);
     const int64_t col = col0 + 4 * block.col4;
     const int count = col >= cols ? 0 : cols - col < 4 ? static_cast<int>(cols - col) : 4;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void load_rows(CodeTile& tile, const uint8_t* __restr
 __device__ __forceinline__ void store_rows(const CodeTile& tile, uint8_t* __restrict__ codes, int64_t row0, int rows,
                                            int64_t col0, int64_t cols, bool words) {
 #pragma unroll
-  for (int i = threadIdx.x; i < TILE_COLS * COLUMN_WORDS / 4; i += TILE_THREADS) {
+  for (int i = threadIdx.x; i < CODE_TILE_COLS * COLUMN_WORDS / 4; i += CODE_TILE_THREADS) {
     const Block4 block = block4(i);
     const int64_t col = col0 + 4 * block.col4;
     const int count = col >= cols ? 0 : cols - col < 4 ? static_cast<int>(cols - col) : 4;
@@ -93,9 +93,9 @@ __device__ __forceinline__ void load_panel(CodeTile& tile, const uint8_t* __rest
                                            int64_t cols) {
   constexpr int words = packed ? COLUMN_WORDS / 2 : COLUMN_WORDS;
   const uint32_t* from = reinterpret_cast<const uint32_t*>(panel) + col0 * words;
-  const int count = (cols - col0 < TILE_COLS ? static_cast<int>(cols - col0) : TILE_COLS) * words;
+  const int count = (cols - col0 < CODE_TILE_COLS ? static_cast<int>(cols - col0) : CODE_TILE_COLS) * words;
 #pragma unroll
-  for (int i = threadIdx.x; i < TILE_COLS * words; i += TILE_THREADS) {
+  for (int i = threadIdx.x; i < CODE_TILE_COLS * words; i += CODE_TILE_THREADS) {
     const uint32_t word = i < count ? __ldg(from + i) : 0u;
     const int at = i / words * COLUMN_PITCH;
     if constexpr (packed) {
@@ -112,9 +112,9 @@ __device__ __forceinline__ void store_panel(const CodeTile& tile, uint8_t* __res
                                             int64_t cols) {
   constexpr int words = packed ? COLUMN_WORDS / 2 : COLUMN_WORDS;
   uint32_t* into = reinterpret_cast<uint32_t*>(panel) + col0 * words;
-  const int count = (cols - col0 < TILE_COLS ? static_cast<int>(cols - col0) : TILE_COLS) * words;
+  const int count = (cols - col0 < CODE_TILE_COLS ? static_cast<int>(cols - col0) : CODE_TILE_COLS) * words;
 #pragma unroll
-  for (int i = threadIdx.x; i < TILE_COLS * words; i += TILE_THREADS) {
+  for (int i = threadIdx.x; i < CODE_TILE_COLS * words; i += CODE_TILE_THREADS) {
     if (i >= count) continue;
     const int at = i / words * COLUMN_PITCH;
     if constexpr (packed) {

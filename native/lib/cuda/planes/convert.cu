@@ -28,10 +28,10 @@ struct ColumnCodes {
 };
 
 template <bool packed, bool to_panels>
-__global__ void __launch_bounds__(TILE_THREADS) move_columns(const __grid_constant__ ColumnCodes job) {
+__global__ void __launch_bounds__(CODE_TILE_THREADS) move_columns(const __grid_constant__ ColumnCodes job) {
   __shared__ CodeTile tile;
   constexpr int height = packed ? PANEL_ROWS / 2 : PANEL_ROWS;
-  const int64_t used = job.panels.used(), col0 = int64_t{blockIdx.x} * TILE_COLS;
+  const int64_t used = job.panels.used(), col0 = int64_t{blockIdx.x} * CODE_TILE_COLS;
   for (int64_t index = blockIdx.y; index < used; index += gridDim.y) {
     const Panel panel = job.panels.at(index);
     const int rows = plane_rows(job.padded, panel);
@@ -155,22 +155,22 @@ Error convert_codes(const ConvertArgs& args, const Panels& panels, cudaStream_t 
   if (!aligned(to_native ? into : from, 16)) {
     return invalid("panels are not aligned to 16 bytes; allocate their codes so");
   }
-  const int64_t units = panels.bound(), wide = ceil_div(args.cols, TILE_COLS);
+  const int64_t units = panels.bound(), wide = ceil_div(args.cols, CODE_TILE_COLS);
   if (units * wide == 0) return {};
   const bool words = args.cols % 4 == 0 && aligned(to_native ? from : into, 4);
   const ColumnCodes job = {from, into, panels, args.cols, pads_groups(args.spec, args.direction), words};
   const dim3 grid = {static_cast<unsigned>(wide), grid_for(units, MAX_GRID_Y)};
   if (packed) {
     if (to_native) {
-      move_columns<true, true><<<grid, TILE_THREADS, 0, stream>>>(job);
+      move_columns<true, true><<<grid, CODE_TILE_THREADS, 0, stream>>>(job);
     } else {
-      move_columns<true, false><<<grid, TILE_THREADS, 0, stream>>>(job);
+      move_columns<true, false><<<grid, CODE_TILE_THREADS, 0, stream>>>(job);
     }
   } else {
     if (to_native) {
-      move_columns<false, true><<<grid, TILE_THREADS, 0, stream>>>(job);
+      move_columns<false, true><<<grid, CODE_TILE_THREADS, 0, stream>>>(job);
     } else {
-      move_columns<false, false><<<grid, TILE_THREADS, 0, stream>>>(job);
+      move_columns<false, false><<<grid, CODE_TILE_THREADS, 0, stream>>>(job);
     }
   }
   return launched();

@@ -57,8 +57,8 @@ __device__ __forceinline__ void zero_tail(const Job& job, int64_t part, int64_t 
   const int64_t all = job.padded ? block_bound(job.panels.rows, job.panels.groups, 16) * 16 : job.panels.rows;
   const int64_t used = job.padded ? job.panels.blocks_in_use(16) * 16 : job.panels.rows_in_use();
   const int64_t first = used * job.cols, end = all * job.cols;
-  const int64_t thread = (part * gridDim.x + blockIdx.x) * TILE_THREADS + threadIdx.x;
-  const int64_t step = parts * gridDim.x * TILE_THREADS;
+  const int64_t thread = (part * gridDim.x + blockIdx.x) * CODE_TILE_THREADS + threadIdx.x;
+  const int64_t step = parts * gridDim.x * CODE_TILE_THREADS;
   if (job.words) {  // then both bounds are multiples of 4 elements
     for (int64_t i = first / 4 + thread; i < end / 4; i += step) {
       store_values<D, 4>(job.out, 4 * i, {0.0f, 0.0f, 0.0f, 0.0f});
@@ -71,7 +71,7 @@ __device__ __forceinline__ void zero_tail(const Job& job, int64_t part, int64_t 
 // ---- rows to rows: eight columns per thread, 256 per warp
 
 constexpr int ROW_COLS = 256;
-constexpr int WARPS = TILE_THREADS / 32;
+constexpr int WARPS = CODE_TILE_THREADS / 32;
 constexpr int BATCH = 4;  // rows in flight per thread
 
 template <Format F>
@@ -136,7 +136,7 @@ __device__ __forceinline__ void dequantize_elements(const Job& job, const PanelS
 }
 
 template <Format F, Stored S, DType D>
-__global__ void __launch_bounds__(TILE_THREADS) rows_to_rows(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(CODE_TILE_THREADS) rows_to_rows(const __grid_constant__ Job job) {
   const int64_t used = job.panels.used(), bound = job.panels.bound();
   for (int64_t index = blockIdx.y; index < bound + 1; index += gridDim.y) {
     if (index >= used) {
@@ -170,17 +170,17 @@ __device__ __forceinline__ void emit_column8(const Job& job, const PanelSlice& s
 constexpr int EIGHTS = PANEL_ROWS / 8;
 
 template <Format F, Stored S, DType D>
-__global__ void __launch_bounds__(TILE_THREADS) panels_to_panels(const __grid_constant__ Job job) {
-  constexpr int rounds = TILE_COLS * EIGHTS / TILE_THREADS;
+__global__ void __launch_bounds__(CODE_TILE_THREADS) panels_to_panels(const __grid_constant__ Job job) {
+  constexpr int rounds = CODE_TILE_COLS * EIGHTS / CODE_TILE_THREADS;
   const int64_t used = job.panels.used();
   const int row = threadIdx.x % EIGHTS * 8, first = threadIdx.x / EIGHTS;
   for (int64_t index = blockIdx.y; index < used; index += gridDim.y) {
-    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
+    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * CODE_TILE_COLS);
     const int64_t base = slice.index * job.cols + slice.col0;
     uint2 codes[rounds];
 #pragma unroll
     for (int i = 0; i < rounds; ++i) {
-      const int col = first + TILE_COLS / rounds * i;
+      const int col = first + CODE_TILE_COLS / rounds * i;
       if (slice.col0 + col >= job.cols) break;
       const int64_t at = (base + col) * PANEL_ROWS + row;
       if constexpr (F == Format::e2m1) {
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(TILE_THREADS) panels_to_panels(const __grid_co
     }
 #pragma unroll
     for (int i = 0; i < rounds; ++i) {
-      const int col = first + TILE_COLS / rounds * i;
+      const int col = first + CODE_TILE_COLS / rounds * i;
       if (slice.col0 + col >= job.cols) break;
       emit_column8<F, S, D>(job, slice, col, row, codes[i]);
     }
@@ -200,14 +200,14 @@ __global__ void __launch_bounds__(TILE_THREADS) panels_to_panels(const __grid_co
 }
 
 template <Format F, Stored S, DType D>
-__global__ void __launch_bounds__(TILE_THREADS) rows_to_panels(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(CODE_TILE_THREADS) rows_to_panels(const __grid_constant__ Job job) {
   __shared__ CodeTile tile;
   const int64_t used = job.panels.used();
   for (int64_t index = blockIdx.y; index < used; index += gridDim.y) {
-    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
+    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * CODE_TILE_COLS);
     load_rows(tile, job.codes, plane_row0(job.padded, slice.panel), slice.rows, slice.col0, job.cols, job.words);
     __syncthreads();
-    for (int i = threadIdx.x; i < TILE_COLS * EIGHTS; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i < CODE_TILE_COLS * EIGHTS; i += CODE_TILE_THREADS) {
       const int col = i / EIGHTS, row = i % EIGHTS * 8;
       if (slice.col0 + col >= job.cols) break;
       const uint32_t* word = tile.word + col * COLUMN_PITCH + row / 4;
@@ -253,7 +253,7 @@ __device__ __forceinline__ void emit_rows4(const Job& job, const PanelSlice& sli
 }
 
 template <Format F, Stored S, DType D>
-__global__ void __launch_bounds__(TILE_THREADS, 4) panels_to_rows(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(CODE_TILE_THREADS, 4) panels_to_rows(const __grid_constant__ Job job) {
   __shared__ CodeTile tile;
   const int64_t used = job.panels.used(), bound = job.panels.bound();
   for (int64_t index = blockIdx.y; index < bound + 1; index += gridDim.y) {
@@ -261,13 +261,13 @@ __global__ void __launch_bounds__(TILE_THREADS, 4) panels_to_rows(const __grid_c
       zero_tail<D>(job, index - used, bound + 1 - used);
       continue;
     }
-    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * TILE_COLS);
+    const PanelSlice slice = slice_of(job, index, int64_t{blockIdx.x} * CODE_TILE_COLS);
     constexpr bool packed = F == Format::e2m1;
     load_panel<packed>(tile, job.codes + index * job.cols * (packed ? PANEL_ROWS / 2 : PANEL_ROWS), slice.col0,
                        job.cols);
     __syncthreads();
 #pragma unroll
-    for (int i = threadIdx.x; i < TILE_COLS * COLUMN_WORDS / 4; i += TILE_THREADS) {
+    for (int i = threadIdx.x; i < CODE_TILE_COLS * COLUMN_WORDS / 4; i += CODE_TILE_THREADS) {
       emit_rows4<F, S, D>(job, slice, tile, i);
     }
     __syncthreads();
@@ -287,17 +287,17 @@ Error launch(const DequantizeArgs& args, Job job, cudaStream_t stream) {
     return invalid("panels are not aligned to 16 bytes; allocate their codes and values so");
   }
   const int64_t units = job.panels.bound() + (to_panels ? 0 : 1);
-  const int64_t wide = ceil_div(job.cols, from_panels || to_panels ? TILE_COLS : ROW_COLS);
+  const int64_t wide = ceil_div(job.cols, from_panels || to_panels ? CODE_TILE_COLS : ROW_COLS);
   if (units * wide == 0) return {};
   const dim3 grid = {static_cast<unsigned>(wide), grid_for(units, MAX_GRID_Y)};
   if (from_panels && to_panels) {
-    panels_to_panels<F, S, D><<<grid, TILE_THREADS, 0, stream>>>(job);
+    panels_to_panels<F, S, D><<<grid, CODE_TILE_THREADS, 0, stream>>>(job);
   } else if (from_panels) {
-    panels_to_rows<F, S, D><<<grid, TILE_THREADS, 0, stream>>>(job);
+    panels_to_rows<F, S, D><<<grid, CODE_TILE_THREADS, 0, stream>>>(job);
   } else if (to_panels) {
-    rows_to_panels<F, S, D><<<grid, TILE_THREADS, 0, stream>>>(job);
+    rows_to_panels<F, S, D><<<grid, CODE_TILE_THREADS, 0, stream>>>(job);
   } else {
-    rows_to_rows<F, S, D><<<grid, TILE_THREADS, 0, stream>>>(job);
+    rows_to_rows<F, S, D><<<grid, CODE_TILE_THREADS, 0, stream>>>(job);
   }
   return launched();
 }

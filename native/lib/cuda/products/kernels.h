@@ -12,7 +12,7 @@ struct GemmKernel {
   bool stores_by_tma = false;  // bf16 results are stored through GemmParams::out_map
   bool store_warps = false;    // by store warps if the launch wants them
   bool adds_in_place = false;  // by store warps, too
-  int unlent_stages = 0;       // that a tile lends to none of its results
+  int first_borrowed = 0;      // K-blocks of a tile before the first that needs a borrowed stage (GemmConfig)
 };
 
 // `tile` is an index into GEMM_TILES. 16-bit kernels differ in which operands have their rows along K, and those of
@@ -37,7 +37,7 @@ GemmKernel gemm_kernel_as() {
           Config::OUT_TILES > 0,
           Config::STORE_WARPS,
           Config::ADDS_IN_PLACE,
-          Config::STAGES - Config::BORROWED_TILES};
+          Config::FIRST_BORROWED};
 }
 
 template <Element L, Element R, bool LT, bool RT, Promotion P, Gathered G = Gathered::none>

@@ -13,7 +13,8 @@ void with_bool(bool value, const Body& body) {
   value ? body(std::true_type{}) : body(std::false_type{});
 }
 
-// Of a slab: what was fastest on an H200, whose L2 cache of 50 MB holds what is written, too; and the most that pays.
+// Bytes of a slab (slab_width): what was fastest on an H200, whose L2 cache of 50 MB also holds what is written, and
+// the most with which slabs are faster than reading all columns.
 constexpr int64_t SLAB_BYTES = 6'000'000, MOST_SLAB_BYTES = 25'000'000;
 
 inline uint32_t multiprocessors() {
@@ -23,7 +24,7 @@ inline uint32_t multiprocessors() {
   return static_cast<uint32_t>(count);
 }
 
-// Of the array's rows that an index names, as wide as one tile; 0 without an index.
+// Bytes of a slab of the array that an index reads, one tile wide; 0 without an index.
 template <class Source>
 int64_t slab_bytes(const Source& source, const TileShape& shape) {
   if constexpr (is_plain<Source>) {
@@ -32,7 +33,7 @@ int64_t slab_bytes(const Source& source, const TileShape& shape) {
   return 0;
 }
 
-// Narrower than `widest` where a slab is too large otherwise.
+// `widest`, or a narrower shape where a slab of one tile would be too large.
 template <class Source>
 TileShape shape_within_slab(const Source& source, const TileShape& widest) {
   for (TileShape shape = widest; shape.lane_bits >= SQUARE.lane_bits; --shape.lane_bits)
@@ -40,9 +41,9 @@ TileShape shape_within_slab(const Source& source, const TileShape& widest) {
   return widest;
 }
 
-// Tiles across a slab. Rows that an index repeats are read once per choice, far apart, so a slab of the array that they
-// stand in has to stay in the L2 cache until the last of them. All columns where there is no index, or where even one
-// tile across is too much.
+// The width of a slab in tiles. A row that an index names several times is read as often, at times far apart, so as few
+// columns of the whole array are processed at a time as stay in the L2 cache. All columns where there is no index, or
+// where even one tile across is too much.
 template <class Source>
 uint32_t slab_width(const Source& source, const TileShape& shape, uint32_t col_blocks) {
   const int64_t narrowest = slab_bytes(source, shape);

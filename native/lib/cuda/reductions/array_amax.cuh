@@ -10,7 +10,7 @@ namespace octavo::cuda {
 __global__ void gather_amaxes(const uint32_t* of_array, RowsAt rows_at, Groups groups, uint32_t* most,
                               const int32_t* unchanged) {
   if (unchanged && *unchanged) return;
-  const Rows panel = panel_at(groups, static_cast<int>(blockIdx.x));
+  const Panel32 panel = panel_at(groups, static_cast<int>(blockIdx.x));
   if (!panel.rows) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int row = thread < panel.rows ? rows_at(int64_t{panel.row0} + thread) : -1;

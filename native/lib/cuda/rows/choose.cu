@@ -39,14 +39,15 @@ __device__ __forceinline__ float largest_of(float value) {
   return value;
 }
 
+// The logits of the lane's experts.
 template <int N>
-struct Held {
+struct LaneLogits {
   float logit[N];  // -inf past the last expert
 };
 
 template <int N>
-__device__ __forceinline__ Held<N> load_row(const Logits& logits, int64_t token, int lane) {
-  Held<N> held;
+__device__ __forceinline__ LaneLogits<N> load_row(const Logits& logits, int64_t token, int lane) {
+  LaneLogits<N> held;
   const int experts = static_cast<int>(logits.experts);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ Held<N> load_row(const Logits& logits, int64_t token,
 
 // Of softmax; what the other scores never read is left as it is.
 template <int N>
-__device__ __forceinline__ router::Row row_of(Score score, const Held<N>& held, int experts, int lane) {
+__device__ __forceinline__ router::Row row_of(Score score, const LaneLogits<N>& held, int experts, int lane) {
   router::Row row;
   if (score != Score::softmax) return row;
   float largest = held.logit[0];
@@ -103,7 +104,8 @@ __device__ __forceinline__ void take(uint32_t (&order)[N], int lane, uint32_t ex
     if (i * WARP + lane == static_cast<int>(expert)) order[i] = router::ABSENT;
 }
 
-// Gives all experts outside of the token's groups the order of -inf.
+// Chooses the token's groups, by the sum of each group's two largest, and gives all experts outside of them the order
+// of -inf.
 template <int N>
 __device__ __forceinline__ void keep_groups(const RouterRule& rule, int experts, int lane, uint32_t (&order)[N]) {
   const int size = experts / rule.groups;
@@ -137,7 +139,7 @@ __device__ __forceinline__ void keep_groups(const RouterRule& rule, int experts,
 
 // The choice of each lane below k.
 template <int N>
-__device__ __forceinline__ int64_t chosen(const ChooseArgs& args, const Held<N>& held, const router::Row& row,
+__device__ __forceinline__ int64_t chosen(const ChooseArgs& args, const LaneLogits<N>& held, const router::Row& row,
                                           int lane) {
   const int experts = static_cast<int>(args.logits.experts);
   const bool by_scores = args.bias || router::by_groups(args.rule);
@@ -171,7 +173,7 @@ __device__ __forceinline__ int64_t chosen(const ChooseArgs& args, const Held<N>&
 template <int N>
 __device__ __forceinline__ void choose_token(const ChooseArgs& args, int64_t token, int lane, int* counted) {
   const int experts = static_cast<int>(args.logits.experts);
-  const Held<N> held = load_row<N>(args.logits, token, lane);
+  const LaneLogits<N> held = load_row<N>(args.logits, token, lane);
   const router::Row row = row_of(args.rule.score, held, experts, lane);
   const int64_t at = token * args.rule.k + lane;
   const bool has_one = lane < args.rule.k;
@@ -211,7 +213,7 @@ __global__ void __launch_bounds__(THREADS) choose_kernel(const __grid_constant__
 template <int N>
 __device__ __forceinline__ void gradient_of_token(const ChooseGradientArgs& args, int64_t token, int lane) {
   const int experts = static_cast<int>(args.logits.experts), k = args.rule.k;
-  const Held<N> held = load_row<N>(args.logits, token, lane);
+  const LaneLogits<N> held = load_row<N>(args.logits, token, lane);
   const router::Row row = row_of(args.rule.score, held, experts, lane);
   const int64_t at = token * k + lane, mine = lane < k ? __ldg(args.choices + at) : -1;
   const bool there = mine >= 0 && mine < experts;
@@ -267,7 +269,7 @@ void by_experts(int64_t experts, const Launch& launch) {
   launch(std::integral_constant<int, 32>{});
 }
 
-constexpr int64_t MOST_CTAS = 132 * 8;
+constexpr int64_t MOST_CTAS = 132 * 8;  // what an H100's multiprocessors hold; each CTA then takes several rows
 
 }  // namespace
 }  // namespace cuda

@@ -4,9 +4,9 @@
 //   writes  each byte once
 //   bound   device memory
 //
-// Elements of at most 8 bytes that take turns one by one: a thread has 16 bytes of turns, which are 8 of either half,
-// so that neighbours in a warp are neighbours in memory on both sides. Anything else moves by the widest words that
-// blocks and addresses are made of.
+// Elements of at most 8 bytes that take turns one by one (move_elements): a thread has 16 bytes of the interleaved
+// array, which are 8 of each half, so that neighbours in a warp are neighbours in memory on both sides. Anything else
+// moves by the widest word of which blocks and addresses are multiples (move_blocks).
 #include "common/check.h"
 #include "cuda/device/launch.h"
 #include "octavo/interleave.h"
@@ -26,7 +26,7 @@ struct Slice {
   bool interleave;
 };
 
-// The even elements of two words of turns, and the odd ones, by PRMT; elements of 4 and 8 bytes are whole words.
+// The even elements of two interleaved words, or the odd ones, by PRMT; elements of 4 and 8 bytes are whole words.
 template <int BYTES>
 __device__ __forceinline__ uint32_t picked(uint32_t low, uint32_t high, bool odd) {
   if constexpr (BYTES == 1) return __byte_perm(low, high, odd ? 0x7531 : 0x6420);
@@ -34,14 +34,14 @@ __device__ __forceinline__ uint32_t picked(uint32_t low, uint32_t high, bool odd
 }
 
 template <int BYTES>
-__device__ __forceinline__ void apart(uint4 turns, uint2& gate, uint2& up) {
+__device__ __forceinline__ void apart(uint4 interleaved, uint2& gate, uint2& up) {
   if constexpr (BYTES == 8) {
-    gate = {turns.x, turns.y}, up = {turns.z, turns.w};
+    gate = {interleaved.x, interleaved.y}, up = {interleaved.z, interleaved.w};
   } else if constexpr (BYTES == 4) {
-    gate = {turns.x, turns.z}, up = {turns.y, turns.w};
+    gate = {interleaved.x, interleaved.z}, up = {interleaved.y, interleaved.w};
   } else {
-    gate = {picked<BYTES>(turns.x, turns.y, false), picked<BYTES>(turns.z, turns.w, false)};
-    up = {picked<BYTES>(turns.x, turns.y, true), picked<BYTES>(turns.z, turns.w, true)};
+    gate = {picked<BYTES>(interleaved.x, interleaved.y, false), picked<BYTES>(interleaved.z, interleaved.w, false)};
+    up = {picked<BYTES>(interleaved.x, interleaved.y, true), picked<BYTES>(interleaved.z, interleaved.w, true)};
   }
 }
 
@@ -54,11 +54,11 @@ __device__ __forceinline__ uint4 joined(uint2 gate, uint2 up) {
           __byte_perm(gate.y, up.y, high)};
 }
 
-// Words of 16 bytes of turns, one each; `slice.half` of them are a row. What is in the first half of a row stands at
-// 16 row half + 8 (word - row half) of the halves. More words in flight in each thread, and loads that do not stay in
-// the cache in front of stores that do, were slower.
+// Each thread moves 16 bytes of the interleaved array, a word; `slice.half` words are a row. What belongs to the first
+// half of a row is at byte 16 row half + 8 (word - row half) of the halves. More words in flight in each thread, and
+// loads that do not stay in the cache in front of stores that do, were slower.
 template <int BYTES, bool INTERLEAVE>
-__global__ void __launch_bounds__(THREADS) take_turns(const __grid_constant__ Slice slice) {
+__global__ void __launch_bounds__(THREADS) move_elements(const __grid_constant__ Slice slice) {
   const uint32_t word = blockIdx.x * THREADS + threadIdx.x;
   if (word >= slice.words) return;
   const int64_t at = 8 * (int64_t{word} + int64_t{word / slice.half} * slice.half),
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(THREADS) take_turns(const __grid_constant__ Sl
   }
 }
 
-// Words of turns, of which whole ones are in a block.
+// Each thread moves EACH words of the interleaved array. A block is a whole number of words.
 template <class Word>
 __global__ void __launch_bounds__(THREADS) move_blocks(const __grid_constant__ Slice slice) {
   const auto* from = reinterpret_cast<const Word*>(slice.from);
@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(THREADS) move_blocks(const __grid_constant__ S
 }
 
 template <int BYTES>
-void launch_turns(const Slice& slice, unsigned grid, cudaStream_t stream) {
-  slice.interleave ? take_turns<BYTES, true><<<grid, THREADS, 0, stream>>>(slice)
-                   : take_turns<BYTES, false><<<grid, THREADS, 0, stream>>>(slice);
+void launch_elements(const Slice& slice, unsigned grid, cudaStream_t stream) {
+  slice.interleave ? move_elements<BYTES, true><<<grid, THREADS, 0, stream>>>(slice)
+                   : move_elements<BYTES, false><<<grid, THREADS, 0, stream>>>(slice);
 }
 
 // The largest power of two, at most 16, that divides everything.
@@ -112,21 +112,21 @@ int common_word(const InterleaveArgs& args) {
   return static_cast<int>(bits & -bits);
 }
 
-bool by_turns(const InterleaveArgs& args) {
-  const void* turns = args.interleave ? args.into : args.from;
+bool by_elements(const InterleaveArgs& args) {
+  const void* interleaved = args.interleave ? args.into : args.from;
   const void* halves = args.interleave ? args.from : args.into;
   const bool one_word = args.block_bytes <= 8 && (args.block_bytes & (args.block_bytes - 1)) == 0;
-  return one_word && args.half() % 8 == 0 && aligned(turns, 16) && aligned(halves, 8);
+  return one_word && args.half() % 8 == 0 && aligned(interleaved, 16) && aligned(halves, 8);
 }
 
-void launch(const Slice& slice, int block_bytes, bool turns, int word, cudaStream_t stream) {
-  const auto grid = static_cast<unsigned>(ceil_div(int64_t{slice.words}, turns ? THREADS : THREADS * EACH));
-  if (turns) {
+void launch(const Slice& slice, int block_bytes, bool elements, int word, cudaStream_t stream) {
+  const auto grid = static_cast<unsigned>(ceil_div(int64_t{slice.words}, elements ? THREADS : THREADS * EACH));
+  if (elements) {
     switch (block_bytes) {
-      case 1: return launch_turns<1>(slice, grid, stream);
-      case 2: return launch_turns<2>(slice, grid, stream);
-      case 4: return launch_turns<4>(slice, grid, stream);
-      default: return launch_turns<8>(slice, grid, stream);
+      case 1: return launch_elements<1>(slice, grid, stream);
+      case 2: return launch_elements<2>(slice, grid, stream);
+      case 4: return launch_elements<4>(slice, grid, stream);
+      default: return launch_elements<8>(slice, grid, stream);
     }
   }
   switch (word) {
@@ -144,8 +144,8 @@ void launch(const Slice& slice, int block_bytes, bool turns, int word, cudaStrea
 Error interleave_halves_cuda(const InterleaveArgs& args, void* stream) {
   if (const Error error = check_interleave(args)) return error;
   if (args.rows == 0 || args.blocks == 0) return {};
-  const bool turns = cuda::by_turns(args);
-  const int word = turns ? 16 : cuda::common_word(args);
+  const bool elements = cuda::by_elements(args);
+  const int word = elements ? 16 : cuda::common_word(args);
   const int64_t row_bytes = 2 * args.half(), row_words = row_bytes / word;
   const int64_t most = cuda::MOST_WORDS / row_words;
   for (int64_t row = 0; row < args.rows; row += most) {
@@ -153,10 +153,10 @@ Error interleave_halves_cuda(const InterleaveArgs& args, void* stream) {
     const cuda::Slice slice = {static_cast<const char*>(args.from) + row * row_bytes,
                                static_cast<char*>(args.into) + row * row_bytes,
                                static_cast<uint32_t>(rows * row_words),
-                               static_cast<uint32_t>(turns ? row_words : row_words / 2),
-                               static_cast<uint32_t>(turns ? 0 : args.block_bytes / word),
+                               static_cast<uint32_t>(elements ? row_words : row_words / 2),
+                               static_cast<uint32_t>(elements ? 0 : args.block_bytes / word),
                                args.interleave};
-    cuda::launch(slice, static_cast<int>(args.block_bytes), turns, word, cuda::stream_of(stream));
+    cuda::launch(slice, static_cast<int>(args.block_bytes), elements, word, cuda::stream_of(stream));
     if (const Error error = cuda::launched()) return error;
   }
   return {};

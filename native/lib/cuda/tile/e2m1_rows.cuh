@@ -28,12 +28,12 @@ __device__ __forceinline__ uint32_t high_pairs(uint32_t first, uint32_t second) 
   return __byte_perm(first, second, 0x7632);
 }
 
-// Numbers that the compiler does not know: with them it multiplies (FMA pipes) where it would shift, which the ALU does
-// at half the rate and beside all maxima and permutations.
+// Factors that the compiler cannot tell to be powers of two. It then multiplies, in the FMA pipes, where it would
+// shift: the ALU shifts at half the rate, and is busy with maxima and permutations.
 struct Multipliers {
   uint32_t sixteen, half_word;  // 2^4, 2^16
 
-  // `threads`: of a CTA.
+  // `threads`: of a CTA, whose number is known at launch alone.
   __device__ static Multipliers unknown(uint32_t threads) {
     const uint32_t one = blockDim.x / threads;
     return {one << 4, one << 16};

@@ -1,6 +1,7 @@
 // Loading a tile's values, and the loop over a CTA's tiles.
 #pragma once
 
+#include "cuda/device/memory.cuh"
 #include "mxfp4.cuh"
 #include "slots.cuh"
 #include "sources.cuh"
@@ -17,7 +18,7 @@ __device__ __forceinline__ void fetch(const Source& source, const Tile& tile, vo
   for (int input = 0; input < Source::inputs; ++input)
     Slots<typename Source::Type>::fetch(slots, input, source.address(input, tile.first_row(), tile.col()),
                                         source.row_bytes(input), live);
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  cp_async_commit_group();
 }
 
 // Waits for what `fetch` has issued and applies the prologue.

@@ -60,10 +60,10 @@ struct Arithmetic<F32> {
   }
 };
 
+constexpr int MXFP4_LANES = 32 / 8;  // threads that share a block of a row
+
 // Calls `body(i, scale)` with the scale of each of the thread's eight rows. `scales`: those of the lane's own two rows
 // as bf16, which holds them, in one word.
-constexpr int MXFP4_LANES = 32 / 8;
-
 template <class Body>
 __device__ __forceinline__ void for_each_scale(uint32_t scales, const Body& body) {
   constexpr int own = own_rows<MXFP4_LANES>();
@@ -91,13 +91,13 @@ __device__ __forceinline__ void round_row(Pack<T>& values, float scale) {
   for (uint32_t& word : values.word) round_word<T>(word, Arithmetic<T>::of(scale));
 }
 
-// From this scale on `magic` times a binade could overflow, so that rows are rounded at 2^-64 times their size: what is
-// lost of their smallest values is far below a step. Scales end at 2^125 (mxfp4_scale), hence only here a magnitude may
-// round to more than 6 of them.
+// From this scale on `magic` times a binade could overflow, so blocks are scaled down by 2^-64, rounded, and scaled up
+// again. What their smallest values lose is far below a step. Scales end at 2^125 (mxfp4_scale), so that here alone a
+// magnitude may be above 6 of them, and is clamped.
 constexpr float LARGE_SCALE = 0x1p93f;
 
 template <class T>
-__device__ __forceinline__ void reduce_row(Pack<T>& values, float scale) {
+__device__ __forceinline__ void scale_down_row(Pack<T>& values, float scale) {
   using A = Arithmetic<T>;
   if (!(scale >= LARGE_SCALE)) return;
   const uint32_t six = A::of(scale * 0x6p-64f);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void reduce_row(Pack<T>& values, float scale) {
 }
 
 template <class T>
-__device__ __forceinline__ void restore_row(Pack<T>& values, float scale) {
+__device__ __forceinline__ void scale_up_row(Pack<T>& values, float scale) {
   using A = Arithmetic<T>;
   if (!(scale >= LARGE_SCALE)) return;
 #pragma unroll
@@ -120,18 +120,18 @@ __device__ __forceinline__ void restore_row(Pack<T>& values, float scale) {
 template <class T>
 __device__ __forceinline__ void round_rows_to_mxfp4(Pack<T> (&values)[8]) {
   const RowMaxima<MXFP4_LANES, T> maxima = row_maxima<MXFP4_LANES>(values);
-  uint32_t scales = 0, reduced = 0;
+  uint32_t scales = 0, lowered = 0;
 #pragma unroll
   for (int k = 0; k < maxima.rows; ++k) {
     const float scale = e8m0_value(mxfp4_scale(maxima.fp32_bits(k)));
     scales |= bits_of(scale) >> 16 << 16 * k;
-    reduced |= bits_of(scale >= LARGE_SCALE ? scale * 0x1p-64f : scale) >> 16 << 16 * k;
+    lowered |= bits_of(scale >= LARGE_SCALE ? scale * 0x1p-64f : scale) >> 16 << 16 * k;
   }
   // Whole warps branch, which large values are too rare to slow down.
-  const bool large = __any_sync(~0u, scales != reduced);
-  if (large) for_each_scale(scales, [&](int i, float scale) { reduce_row(values[i], scale); });
-  for_each_scale(reduced, [&](int i, float scale) { round_row(values[i], scale); });
-  if (large) for_each_scale(scales, [&](int i, float scale) { restore_row(values[i], scale); });
+  const bool large = __any_sync(~0u, scales != lowered);
+  if (large) for_each_scale(scales, [&](int i, float scale) { scale_down_row(values[i], scale); });
+  for_each_scale(lowered, [&](int i, float scale) { round_row(values[i], scale); });
+  if (large) for_each_scale(scales, [&](int i, float scale) { scale_up_row(values[i], scale); });
 }
 
 // Multiplies the columns whose scale is large by `factor`, the others by one.
@@ -149,9 +149,9 @@ __device__ __forceinline__ void scale_large_columns(Pack<T> (&values)[8], const 
   }
 }
 
-// As reduce_row, of the thread's columns.
+// As scale_down_row, of the thread's columns.
 template <class T>
-__device__ __forceinline__ void reduce_columns(Pack<T> (&values)[8], const float (&scales)[8]) {
+__device__ __forceinline__ void scale_down_columns(Pack<T> (&values)[8], const float (&scales)[8]) {
   using A = Arithmetic<T>;
   constexpr int per_word = Pack<T>::per_word;
   scale_large_columns(values, scales, 0x1p-64f);
@@ -180,7 +180,7 @@ __device__ __forceinline__ void round_columns_to_mxfp4(Pack<T> (&values)[8]) {
 #pragma unroll
   for (int k = 0; k < P::words; ++k) maxima[warp][k * 16 + lane] = words[k];
   __syncthreads();
-  float scales[8], reduced[8];
+  float scales[8], lowered[8];
   bool any_large = false;
 #pragma unroll
   for (int k = 0; k < P::words; ++k) {
@@ -191,16 +191,16 @@ __device__ __forceinline__ void round_columns_to_mxfp4(Pack<T> (&values)[8]) {
       scales[column] = e8m0_value(mxfp4_scale(P::fp32_bits(most, j)));
       const bool large = scales[column] >= LARGE_SCALE;
       any_large |= large;
-      reduced[column] = large ? scales[column] * 0x1p-64f : scales[column];
+      lowered[column] = large ? scales[column] * 0x1p-64f : scales[column];
     }
   }
   any_large = __any_sync(~0u, any_large);
-  if (any_large) reduce_columns(values, scales);
+  if (any_large) scale_down_columns(values, scales);
 #pragma unroll
   for (int k = 0; k < P::words; ++k) {
     float of_word[P::per_word];
 #pragma unroll
-    for (int j = 0; j < P::per_word; ++j) of_word[j] = reduced[P::per_word * k + j];
+    for (int j = 0; j < P::per_word; ++j) of_word[j] = lowered[P::per_word * k + j];
 #pragma unroll
     for (int i = 0; i < 8; ++i) round_word<T>(values[i].word[k], Arithmetic<T>::of(of_word));
   }

@@ -2,7 +2,9 @@
 // cp.async, so that prefetched data occupy no registers and need no barrier.
 #pragma once
 
+#include "cuda/device/memory.cuh"
 #include "cuda/device/packs.cuh"
+#include "cuda/device/ptx.cuh"
 #include "tile.cuh"
 
 namespace octavo::cuda {
@@ -39,21 +41,17 @@ struct Slots {
   static __device__ void fetch(void* slots, int array, const char* from, int64_t row_bytes, int live) {
 #pragma unroll
     for (int i = 0; i < 8; ++i, from += row_bytes) {
-      // With 0 bytes to read the address does not matter.
-      const int bytes = i < live ? 16 : 0;
 #pragma unroll
-      for (int part = 0; part < parts; ++part) {
-        const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(at(slots, array, i, part)));
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from + part * 16), "r"(bytes)
-                     : "memory");
-      }
+      for (int part = 0; part < parts; ++part)
+        cp_async_or_zeros(smem_address(at(slots, array, i, part)), from + part * 16, i < live);
     }
   }
 };
 
-// Waits for everything issued before.
+// Waits for all of this thread's copies.
 __device__ __forceinline__ void wait_for_slots() {
-  asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
 }
 
 }  // namespace octavo::cuda

@@ -12,9 +12,18 @@
 
 namespace octavo::cuda {
 
-// A source has `Type`; `inputs`, the number of arrays that it reads; `address(input, row, col)` of eight values in one
-// of them, from a column that is a multiple of eight; `row_bytes(input)` from one row to the next; if it `computes`,
-// `make(inputs, row, col)` of the loaded values; and `value(row, col)`, a single value. Swiglu has a load of its own.
+// A source is what a kernel's tiles are made of. It has
+//
+//   Type                       of its values: F32, F16 or BF16
+//   inputs                     arrays that are loaded by `address` and `row_bytes`
+//   address(input, row, col)   of eight values of such an array, from a column that is a multiple of eight
+//   row_bytes(input)           from one row of it to the next
+//   computes                   true: tiles are made by make(inputs, row, col) from eight loaded values of each input,
+//   by
+//                              persistent kernels that prefetch them
+//   value(row, col)            a single value, for arrays that are not aligned
+//   kept                       if it does not compute: arrays that it loads into slots by itself, and how many
+//                              (Swiglu and its gradients, swiglu.cuh)
 template <class T>
 struct Plain {
   using Type = T;
@@ -201,9 +210,9 @@ struct Interleaved {
   // Of columns in pairs: of the first pair.
   __device__ const char* address(int, int64_t row, int64_t col) const {
     if (in_pairs()) return array.address(0, row, 2 * (col >= half ? col - half : col));
-    if (!matrix_rows) return array.address(0, row, turn_of(col, half, block));
+    if (!matrix_rows) return array.address(0, row, interleaved_at(col, half, block));
     const uint32_t local = static_cast<uint32_t>(row) - by_matrix.quotient(static_cast<uint32_t>(row)) * matrix_rows;
-    return array.address(0, row - local + turn_of(local, half, block), col);
+    return array.address(0, row - local + interleaved_at(local, half, block), col);
   }
 };
 

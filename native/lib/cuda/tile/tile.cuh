@@ -29,19 +29,20 @@ struct TileShape {
 
   OCTAVO_HD int cols() const { return 8 << lane_bits; }
   OCTAVO_HD int rows() const { return 8 * THREADS >> lane_bits; }
-  OCTAVO_HD uint32_t part_bits() const { return lane_bits - 4; }  // tiles down a panel, as a power of two
+  OCTAVO_HD uint32_t part_bits() const { return lane_bits - 4; }  // log2 of the tiles down a panel
 };
 
-constexpr TileShape SQUARE{4};
-static_assert(1 << SQUARE.lane_bits == COLUMN_LANES);
+constexpr TileShape SQUARE{4}, WIDEST{7};
+static_assert(1 << SQUARE.lane_bits == COLUMN_LANES && 1 << WIDEST.lane_bits == ROW_LANES);
 
 // The widest whose last tile leaves an eighth of all threads without columns, or fewer; else the narrowest.
 template <int LANES>
 TileShape shape_for(int64_t cols) {
-  if (LANES == COLUMN_LANES) return SQUARE;
-  for (TileShape shape{7}; shape.lane_bits > SQUARE.lane_bits; --shape.lane_bits) {
-    const int64_t covered = round_up(cols, int64_t{shape.cols()});
-    if (8 * (covered - cols) <= covered) return shape;
+  if constexpr (LANES != COLUMN_LANES) {
+    for (TileShape shape = WIDEST; shape.lane_bits > SQUARE.lane_bits; --shape.lane_bits) {
+      const int64_t covered = round_up(cols, int64_t{shape.cols()});
+      if (8 * (covered - cols) <= covered) return shape;
+    }
   }
   return SQUARE;
 }
@@ -60,21 +61,22 @@ struct Groups {
   const int64_t* rows_in_use;  // neither: panels of the first rows, regardless of groups
 };
 
-// The tiles of an operand in processing order: slab by slab, which are `width` tiles wide, and in each of them across
-// the columns first, then down.
+// The tiles of an operand in processing order. The columns are divided into slabs of `width` tiles, of which there is
+// one unless rows are read through an index (slab_width in quantize/launches.cuh); slabs come one after the other, and
+// the tiles of a slab row by row.
 struct Tiles {
   Groups groups;
   TileShape shape;
-  uint32_t col_blocks;
+  uint32_t col_blocks;              // tiles across all columns
   uint32_t down;                    // rows of tiles
-  uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and the remainder; of one slab
+  uint32_t step_down, step_across;  // the grid's size in whole rows of tiles, and the rest, for TileWalk::step
   uint32_t width;                   // divides col_blocks
   Divisor by_width, by_down;
   uint32_t most_ctas;  // of a persistent kernel, for its launch; 0: as many as the device holds at once
 };
 
-// Rows (M is at most 2^30), columns and panels fit 32 bits; address arithmetic uses 64.
-struct Rows {
+// A Panel (octavo/plan.h) in 32 bits, which rows (at most 2^30), columns and panels fit; address arithmetic uses 64.
+struct Panel32 {
   int group;
   int rows;
   int row0;
@@ -85,7 +87,7 @@ struct Rows {
 
 // A tile's position, and this thread's in it. Few members, because the next tile's are live during the current tile.
 struct Tile {
-  Rows panel;
+  Panel32 panel;
   int panel_index;
   int first;  // first row of the tile in its panel
   int col0;   // first column of the tile
@@ -113,7 +115,7 @@ __device__ __forceinline__ int4 load_evict_last(const int4* at) {
   return loaded;
 }
 
-__device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
+__device__ __forceinline__ Panel32 panel_at(const Groups& groups, int index) {
   if (groups.rows_in_use) {
     const int left = static_cast<int>(__ldg(groups.rows_in_use)) - index * PANEL_ROWS;
     return {0, min(max(left, 0), PANEL_ROWS), index * PANEL_ROWS, 0, 0, 0};
@@ -127,7 +129,8 @@ __device__ __forceinline__ Rows panel_at(const Groups& groups, int index) {
   return {first.x, first.y, first.z, second.x, second.z, second.w};
 }
 
-// A CTA's walk over its tiles, every gridDim.x-th one, without a division per step.
+// A CTA's walk over its tiles, every gridDim.x-th one, without a division per step. Only persistent kernels step, and
+// their tiles are one slab.
 class TileWalk {
  public:
   __device__ TileWalk(const Tiles& tiles, bool reverse)

@@ -1,4 +1,4 @@
-// Current and row scaling of values as they are, two bytes each, amaxes and codes in one launch.
+// Current and row scaling of 16-bit values without a prologue, amaxes and codes in one launch.
 //
 //   reads   2 B/element from device memory, and once more from the L2 cache
 //   writes  1 B/element of each plane

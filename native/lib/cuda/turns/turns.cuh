@@ -1,29 +1,29 @@
-// Both passes of a quantizer in one launch, so that the second finds its input in the L2 cache. CTAs take panels in an
-// order in which the codes of a group's panels follow the amaxes of the group, some tiles later:
-// docs/decisions/0064.
+// Both passes of a quantizer in one launch: amaxes of a group, then its codes, which find their input in the L2 cache.
+// Each panel has two turns, one for each pass; CTAs take turns in an order in which the codes of a group's panels come
+// some tiles after the amaxes of the group (docs/decisions/0064).
 //
-// A tile of codes waits for its group's amaxes. These belong to CTAs with smaller numbers, which never wait, and CTAs
-// start in the order of their numbers: so those that are waited for have started, however few fit on the device. (CUB's
-// scans rest on the same order.)
+// A tile of codes waits for its group's amaxes. It cannot wait forever: they belong to CTAs with smaller numbers, which
+// do not wait and have started, because CTAs start in the order of their numbers, however few fit on the device. (CUB's
+// scans rely on the same order.)
 #pragma once
 
 #include "cuda/tile/args.cuh"
 
 namespace octavo::cuda {
 
-// In the order: no panel. In a count of tiles: all have been counted, and what was made of their amaxes can be read.
-constexpr uint32_t NO_PANEL = ~0u, READY = ~0u;
+constexpr uint32_t NO_PANEL = ~0u;  // in the order: a turn without a panel
+constexpr uint32_t READY = ~0u;     // in a count: no tile is left, and scales of their amaxes can be read
 
-// The counts of tiles whose amaxes are still to come are of groups; of row scaling they are of the tiles of a panel,
-// and of those of a group's columns.
 struct Turns {
   const uint32_t* order;  // [2 panels] twice the number of a panel, and one more if it is the turn of its codes
-  uint32_t* of_groups;    // [G]
-  uint32_t* of_panels;    // [panels]
-  uint32_t* of_columns;   // [G, across]
+  // How many tiles have yet to raise an amax from which scales are made: of a group, or in row scaling of a panel's
+  // rows and of 128 columns of a group. Null where there are no such scales.
+  uint32_t* of_groups;   // [G]
+  uint32_t* of_panels;   // [panels]
+  uint32_t* of_columns;  // [G, across]
   Groups groups;
   TileShape shape;
-  uint32_t across, a_panel;  // tiles across the columns, and of a panel
+  uint32_t across, a_panel;  // tiles across the columns, and in a panel
   Divisor by_across, by_panel;
 };
 
@@ -61,7 +61,8 @@ __device__ __forceinline__ uint32_t* count_of_columns(const Turns& turns, const 
   return turns.of_columns + tile.panel.group * turns.across + tile.col0 / TILE_COLS;
 }
 
-// One thread's word that a tile's amaxes are there; true if it was the last one.
+// One thread of a CTA whose amaxes have been raised counts its tile; true if it was the last. Acquire and release: the
+// last one sees the amaxes of all others.
 __device__ __forceinline__ bool count_down(uint32_t* left) {
   uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(left), "r"(~0u) : "memory");
@@ -72,7 +73,7 @@ __device__ __forceinline__ void set_ready(uint32_t* left) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(left), "r"(READY) : "memory");
 }
 
-// By every thread that reads what was made.
+// Every thread that reads the scales calls it, for it orders that thread's loads alone.
 __device__ __forceinline__ void wait_until_ready(const uint32_t* left) {
   for (;;) {
     uint32_t now;
@@ -82,8 +83,8 @@ __device__ __forceinline__ void wait_until_ready(const uint32_t* left) {
   }
 }
 
-// What this launch has made, after the wait for it. ld.global.nc, which nvcc may move across the wait, must not read
-// it.
+// A scale that this launch has made, after the wait for it. __ldg must not read it: ld.global.nc is for memory that
+// does not change during the launch, and nvcc may move it across the wait.
 __device__ __forceinline__ float made_value(const float* at) {
   float value;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(at));

@@ -1,5 +1,5 @@
-// NVFP4 in square blocks, of values that are two bytes each: the second level's amaxes and the codes in one launch.
-// What it serves is what served_in_units says.
+// NVFP4 in square blocks of 16-bit values without a prologue: the second level's amaxes and the codes in one launch. It
+// has the limits of `served_in_units`.
 #pragma once
 
 #include "cuda/units/kernels.cuh"

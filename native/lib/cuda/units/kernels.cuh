@@ -1,5 +1,5 @@
-// NVFP4 of values as they are, two bytes each: a tile of 128 x 128 to codes of both planes, in the layouts that GEMMs
-// read. What is asked for besides is left to the kernels of cuda/quantize, with the same bits.
+// NVFP4 quantizers of 16-bit values without a prologue: a tile of 128 x 128 to both planes, in the layouts that GEMMs
+// read. Calls with other inputs or outputs are left to the kernels of cuda/quantize, with the same bits.
 //
 //   reads   2 B/element
 //   writes  0.5 B/element of each plane, and 1 B per 16 elements; square blocks 1 B per 256; values 2 B/element

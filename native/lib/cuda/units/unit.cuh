@@ -1,7 +1,10 @@
-// NVFP4 in units: what a thread of its kernels holds are 16 rows of eight columns, all rows of eight columnwise blocks.
-// Maxima and the Hadamard transform along rows are the thread's own then, and two lanes share a rowwise block.
+// A unit is what a thread of NVFP4's kernels holds of a tile: 16 rows of eight columns, which are eight whole
+// columnwise blocks. A thread then finds their maxima and transforms them by itself, and two lanes share a rowwise
+// block.
 #pragma once
 
+#include "cuda/device/memory.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/tile/args.cuh"
 
 namespace octavo::cuda {
@@ -97,9 +100,7 @@ class UnitSlots {
 
  private:
   __device__ void copy(int i, const char* from, bool live) {
-    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(slots_ + i * UNIT_THREADS));
-    const int bytes = live ? 16 : 0;  // with 0 the address does not matter
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    cp_async_or_zeros(smem_address(slots_ + i * UNIT_THREADS), from, live);
   }
 
   uint4* slots_;

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,7 +201,15 @@ def compile_for(written: Written, chip: int) -> dict[str, Any]:
         "warps": written.constants["num_warps"],
         "inexact": sorted(set(re.findall(r"\.ftz|\bfma\.rn\.f32|\b(?:div\.full|(?:div|rcp|sqrt)\.approx)", ptx))),
         "products": sorted(set(re.findall(r"\b(?:mma|wgmma|tcgen05)[\w.:]*", ptx))),
+        "releases": _before_arrivals(ptx),
     }
+
+
+def _before_arrivals(ptx: str) -> list[str]:
+    """What was last in front of each arrival at an mbarrier: a barrier of warps, or a product."""
+    events = re.findall(r"wgmma\.wait|\bbar(?:rier)?(?:\.cta)?\.sync|mbarrier\.arrive\.shared", ptx)
+    before = [one for one, event in pairwise(events) if event == "mbarrier.arrive.shared"]
+    return ["product" if one == "wgmma.wait" else "barrier" for one in before]
 
 
 def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
@@ -210,7 +219,8 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
             for written in launches_of(octavo.recipe(name), f"sm_{chip}"):
                 is_gemm = _product(written) is not None
                 telling = name == "fp8-block" or (chip == 100 and name in ("mxfp8", "nvfp4"))
-                wanted = written.constants.get("TURNED") is False and telling
+                of_rows = "COLUMNWISE" if is_gemm and "COLUMNWISE" in written.constants else "TURNED"
+                wanted = written.constants.get(of_rows) is False and telling
                 if (chip, name) in _QUICK_WGRADS:
                     wanted |= written.kernel is _QUICK_WGRADS[chip, name] and not written.constants.get("ACCUMULATE")
                 if not is_gemm and (chip, name) in _QUICK_QUANTIZERS:

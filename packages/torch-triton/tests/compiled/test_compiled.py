@@ -74,6 +74,14 @@ def test_limits_are_kept(quick: Facts) -> None:
     _hold_to_limits(quick)
 
 
+def test_stages_are_released_by_all_warps(quick: Facts) -> None:
+    """One thread of some warps says that all of them have read a stage: it has to wait for the others first."""
+    in_gluon = [each for each in quick if each["kernel"].startswith(("hopper", "undivided"))]
+    assert in_gluon
+    for each in in_gluon:
+        assert set(each["releases"]) == {"barrier"}, f"{each['kernel']} of {each['recipe']}: {each['releases']}"
+
+
 @pytest.mark.parametrize(("chip", "recipe"), list(PRODUCTS))
 def test_products_are_the_chips_own(chip: int, recipe: str, quick: Facts) -> None:
     """The instruction that the table of the guide names: an emulation by Triton would compile as well."""

@@ -62,7 +62,7 @@ def rows_by_matrices(
     panels, strides = panels_of(rows, groups), (columns, 1, *bias.strides)
     of_bias = None if bias.data is None else dtype_name(bias.data.dtype, "bias")
     shared: dict[str, Any] = {
-        "OUT_DTYPE": spec.out_dtype, "BIAS_DTYPE": of_bias, "SQUARE": spec.square, "TURNED": dgrad,
+        "OUT_DTYPE": spec.out_dtype, "BIAS_DTYPE": of_bias, "SQUARE": spec.square, "COLUMNWISE": dgrad,
         "EVEN": even(depth, columns),
     }  # fmt: skip
     tile = described_tile(spec)

@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 
 def even(*lengths: int) -> bool:
-    """Whether 16 divides them, which kernels have to be told, see octavo_triton.kernels.formats.sixteens."""
+    """Whether 16 divides them, which kernels have to be told, see octavo_triton.kernels.formats.multiple_of_16."""
     return not any(length % 16 for length in lengths)
 
 

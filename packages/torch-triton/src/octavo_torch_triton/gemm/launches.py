@@ -48,7 +48,7 @@ def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor,
     groups = b.shape[0] // tiles(depth) if spec.turned else b.shape[0]
     panels = panels_of(rows, groups)
     shared: dict[str, Any] = {
-        "OUT_DTYPE": DTYPE_NAMES[out.dtype], "BIAS_DTYPE": bias.dtype, "SQUARE": spec.square, "TURNED": dgrad,
+        "OUT_DTYPE": DTYPE_NAMES[out.dtype], "BIAS_DTYPE": bias.dtype, "SQUARE": spec.square, "COLUMNWISE": dgrad,
     }  # fmt: skip
     tile = described_tile(spec)
     if tile is not None:

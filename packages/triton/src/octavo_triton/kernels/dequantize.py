@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, bits_of, float_from, from_code, from_scale, sixteens, to_stored
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, from_code, from_scale, multiple_of_16, to_stored
 from octavo_triton.kernels.operands import scale_at
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 
@@ -18,7 +18,7 @@ def dequantize_plane(
 ):  # fmt: skip
     """One panel and 128 columns of it."""
     if EVEN:
-        columns = sixteens(columns)
+        columns = multiple_of_16(columns)
     codes = as_bits(codes)
     scale = as_bits(scale)
     out = as_bits(out)
@@ -52,7 +52,7 @@ def turn_codes(
 ):  # fmt: skip
     """Plain column codes turned, with zeros where a panel has no row, or BACK; one panel and 128 columns of it."""
     if EVEN:
-        columns = sixteens(columns)
+        columns = multiple_of_16(columns)
     given = as_bits(given)
     made = as_bits(made)
     group, first, start, end = panel_rows(table, tl.program_id(0), groups, panels, matrix_rows, STACKED)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, from_stored, sixteens
+from octavo_triton.kernels.formats import as_bits, from_stored, multiple_of_16
 from octavo_triton.kernels.operands import added, as_stored, coded, multiplied, times_scales
 from octavo_triton.kernels.panels import first_block, word_of
 
@@ -39,10 +39,10 @@ def described_columns(
     POINTERS     a and b are arrays of turned codes, see described_rows; nothing is read past their panels
     """
     if EVEN:
-        height = sixteens(height)
-        width = sixteens(width)
-        out_group = sixteens(out_group)
-        out_row = sixteens(out_row)
+        height = multiple_of_16(height)
+        width = multiple_of_16(width)
+        out_group = multiple_of_16(out_group)
+        out_row = multiple_of_16(out_row)
     if POINTERS:
         MANY: tl.constexpr = 0x7FFFFFFF
         a = tl.make_tensor_descriptor(a, [MANY, height, 128], [height * 128, 128, 1], [1, ROWS, DEPTH])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, from_stored, sixteens
+from octavo_triton.kernels.formats import as_bits, from_stored, multiple_of_16
 from octavo_triton.kernels.operands import added, as_stored, coded, multiplied, scale_at, times_scales
 from octavo_triton.kernels.panels import PANEL, panel_rows
 
@@ -19,27 +19,28 @@ def described_rows(
     a, a_scale, b, b_scale, bias, bias_scales, table, out,
     rows, depth, columns, groups, panels, tiles, out_row, out_column, bias_group, bias_column, bias_scale,
     OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr, SCALING: tl.constexpr, A_FORMAT: tl.constexpr,
-    B_FORMAT: tl.constexpr, SQUARE: tl.constexpr, TURNED: tl.constexpr, PRODUCT: tl.constexpr,
+    B_FORMAT: tl.constexpr, SQUARE: tl.constexpr, COLUMNWISE: tl.constexpr, PRODUCT: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
     POINTERS: tl.constexpr = False,
 ):  # fmt: skip
     """out[r, j] = sum over i of a[r, i] b[g, i, j], and the bias.
 
     a        [M, I]
-    b        [G, J, I]; TURNED (dgrad) values [G, I, J], or codes in turned panels [G ceil(I / 128), J, 128]
+    b        [G, J, I]; COLUMNWISE, as dgrad reads it: values [G, I, J], or codes in turned panels
+             [G ceil(I / 128), J, 128]
     tiles    of COLUMNS columns in a row of the result
     BESIDE   panels whose tiles are made at a time, so that matrices and rows stay in the cache
     POINTERS a and b are arrays of codes, of which the kernel makes descriptors: on chips without a copy engine these
              are pointers in any case, and jax-triton passes none there
     """
     if EVEN:
-        columns = sixteens(columns)
-        depth = sixteens(depth)
-        out_row = sixteens(out_row)
-        bias_group = sixteens(bias_group)
+        columns = multiple_of_16(columns)
+        depth = multiple_of_16(depth)
+        out_row = multiple_of_16(out_row)
+        bias_group = multiple_of_16(bias_group)
     if POINTERS:
         a = tl.make_tensor_descriptor(a, [rows, depth], [depth, 1], [PANEL, DEPTH])
-        if TURNED:
+        if COLUMNWISE:
             turned = groups * ((depth + 127) // 128)
             b = tl.make_tensor_descriptor(b, [turned, columns, 128], [columns * 128, 128, 1], [1, COLUMNS, DEPTH])
         else:
@@ -64,19 +65,19 @@ def described_rows(
         from_row = first.to(tl.int32)
         matrix = group.to(tl.int32)
         steps = (depth + DEPTH - 1) // DEPTH
-        b_rows = depth if TURNED else columns
+        b_rows = depth if COLUMNWISE else columns
         b_first = group * ((b_rows + 127) // 128)
         total = tl.full((PANEL, COLUMNS), 0.0, tl.float32)
         for step in range(steps):
             left = a.load([from_row, step * DEPTH])
             if SCALING == "none":
-                if TURNED:
+                if COLUMNWISE:
                     right = tl.reshape(b.load([matrix, step * DEPTH, start_column]), (DEPTH, COLUMNS))
                 else:
                     right = tl.trans(tl.reshape(b.load([matrix, start_column, step * DEPTH]), (COLUMNS, DEPTH)))
                 total = added(total, left, right, PRODUCT, DEPTH)
             else:
-                if TURNED:
+                if COLUMNWISE:
                     right = b.load([matrix * steps + step, start_column, 0])
                 else:
                     right = b.load([matrix, start_column, step * DEPTH])
@@ -88,12 +89,12 @@ def described_rows(
                     left_scale = tl.load(a_scale + at, mask=row_real, other=0)
                     if SQUARE and COLUMNS == 128:
                         # a tile's columns are those of one block
-                        of_row, of_column = (begin, start_column) if TURNED else (start_column, begin)
-                        b_columns = columns if TURNED else depth
+                        of_row, of_column = (begin, start_column) if COLUMNWISE else (start_column, begin)
+                        b_columns = columns if COLUMNWISE else depth
                         at = scale_at(group, 0, of_row, of_column, b_first, b_columns, SCALING, 128, True, False)
                         total += times_scales(product, left_scale[:, None], tl.load(b_scale + at))
                     else:
-                        if TURNED:
+                        if COLUMNWISE:
                             at = scale_at(group, 0, begin, j, b_first, columns, SCALING, 128, SQUARE, True)
                         else:
                             at = scale_at(

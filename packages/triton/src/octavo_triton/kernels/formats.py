@@ -52,11 +52,11 @@ def as_bits(pointer):
 
 
 @device_function
-def sixteens(number):
-    """`number`, a multiple of 16 that the compiler does not know for one.
+def multiple_of_16(number):
+    """`number`, which is a multiple of 16, so that the compiler knows it to be one.
 
-    Triton's launcher tells it of integers that 16 divides, and jax-triton does not; without that each element of a row
-    would be loaded and stored by itself. Kernels that are told so (EVEN) are told it of every length and stride but 1.
+    Triton's launcher tells the compiler which integers 16 divides; jax-triton does not, and each element of a row would
+    then be loaded and stored by itself. EVEN says it of all of a kernel's lengths and of its strides other than 1.
     """
     return number // 16 * 16
 

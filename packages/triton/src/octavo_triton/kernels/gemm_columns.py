@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, from_stored, sixteens, to_stored
+from octavo_triton.kernels.formats import as_bits, from_stored, multiple_of_16, to_stored
 from octavo_triton.kernels.operands import (
     added,
     added_scaled,
@@ -34,12 +34,12 @@ def columns_times_columns(
     padded to whole runs of 16 rows, which belong to the sum.
     """
     if EVEN:
-        height = sixteens(height)
-        width = sixteens(width)
-        a_row = sixteens(a_row)
-        b_row = sixteens(b_row)
-        out_group = sixteens(out_group)
-        out_row = sixteens(out_row)
+        height = multiple_of_16(height)
+        width = multiple_of_16(width)
+        a_row = multiple_of_16(a_row)
+        b_row = multiple_of_16(b_row)
+        out_group = multiple_of_16(out_group)
+        out_row = multiple_of_16(out_row)
     a = as_bits(a)
     b = as_bits(b)
     out = as_bits(out)

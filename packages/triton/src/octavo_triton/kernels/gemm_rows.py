@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, from_stored, sixteens, to_stored
+from octavo_triton.kernels.formats import as_bits, from_stored, multiple_of_16, to_stored
 from octavo_triton.kernels.operands import (
     added,
     added_scaled,
@@ -30,25 +30,27 @@ def rows_times_matrices(
     bias_group, bias_column, bias_scale,
     A_DTYPE: tl.constexpr, B_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, BIAS_DTYPE: tl.constexpr,
     SCALING: tl.constexpr, A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr,
-    SQUARE: tl.constexpr, TURNED: tl.constexpr, IN_PANELS: tl.constexpr, PRODUCT: tl.constexpr,
+    SQUARE: tl.constexpr, COLUMNWISE: tl.constexpr, IN_PANELS: tl.constexpr, PRODUCT: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """out[r, j] = sum over i of a[r, i] b[g, i, j], and the bias.
 
-    b's plane has a row for each j, or TURNED for each i (dgrad); IN_PANELS: of 128 i each, side by side for each j.
+    COLUMNWISE   b's plane has a row for each i, as dgrad reads it; otherwise one for each j
+    IN_PANELS    b is codes in turned panels, see layouts: 128 i lie side by side for each j, and b_depth is not used
+
     Strides are in elements.
     """
     if EVEN:
-        depth = sixteens(depth)
-        columns = sixteens(columns)
-        a_row = sixteens(a_row)
-        b_group = sixteens(b_group)
-        if TURNED and not IN_PANELS:
-            b_depth = sixteens(b_depth)
+        depth = multiple_of_16(depth)
+        columns = multiple_of_16(columns)
+        a_row = multiple_of_16(a_row)
+        b_group = multiple_of_16(b_group)
+        if COLUMNWISE and not IN_PANELS:
+            b_depth = multiple_of_16(b_depth)
         else:
-            b_column = sixteens(b_column)
-        out_row = sixteens(out_row)
-        bias_group = sixteens(bias_group)
+            b_column = multiple_of_16(b_column)
+        out_row = multiple_of_16(out_row)
+        bias_group = multiple_of_16(bias_group)
     a = as_bits(a)
     b = as_bits(b)
     out = as_bits(out)
@@ -69,7 +71,7 @@ def rows_times_matrices(
     else:
         row_real = row < end
         total = tl.full((PANEL, COLUMNS), 0.0, tl.float32)
-        b_rows = depth if TURNED else columns
+        b_rows = depth if COLUMNWISE else columns
         b_first = group * ((b_rows + BLOCK - 1) // BLOCK)
         for begin in range(0, depth, DEPTH):
             i = begin + tl.arange(0, DEPTH)
@@ -83,7 +85,7 @@ def rows_times_matrices(
                 k_real = k < depth
                 at = scale_at(group, row[:, None], 0, k[None, :], 0, depth, SCALING, BLOCK, False, False)
                 left_scale = tl.load(a_scale + at, mask=row_real[:, None] & k_real[None, :], other=0)
-                if TURNED:
+                if COLUMNWISE:
                     at = scale_at(group, 0, k[None, :], j[:, None], b_first, columns, SCALING, BLOCK, SQUARE, True)
                 else:
                     b_row = group * columns + j
@@ -105,7 +107,7 @@ def rows_times_matrices(
                 elif SCALING == "block":
                     at = scale_at(group, row, 0, begin, 0, depth, SCALING, BLOCK, False, False)
                     left_scale = tl.load(a_scale + at, mask=row_real, other=0)
-                    if TURNED:
+                    if COLUMNWISE:
                         at = scale_at(group, 0, begin, j, b_first, columns, SCALING, BLOCK, SQUARE, True)
                     else:
                         b_row = group * columns + j
@@ -117,7 +119,7 @@ def rows_times_matrices(
                 else:
                     at = scale_at(group, row[:, None], 0, i[None, :], 0, depth, SCALING, BLOCK, False, False)
                     left = dequantized(left, tl.load(a_scale + at, mask=a_real, other=0), A_FORMAT, SCALES, PRODUCT)
-                    if TURNED:
+                    if COLUMNWISE:
                         at = scale_at(group, 0, i[:, None], j[None, :], b_first, columns, SCALING, BLOCK, SQUARE, True)
                     else:
                         b_row = group * columns + j

@@ -23,7 +23,10 @@ from octavo_triton.kernels.hopper.ring import (
 
 @gluon.jit
 def place(tile, table, groups, down, across, BESIDE: gl.constexpr):
-    """(group, steps of its sum, its first panel, tile of rows, tile of columns), BESIDE tiles of rows at a time."""
+    """(group, steps of its sum, its first panel, tile of rows, tile of columns), BESIDE tiles of rows at a time.
+
+    table   of ragged rows, see panels, whose functions Gluon cannot call
+    """
     group = tile // (down * across)
     inner = tile % (down * across)
     part = inner // (BESIDE * across)
@@ -45,7 +48,7 @@ def fetch(
     for tile in range(gl.program_id(0), groups * down * across, gl.num_programs(0)):
         _group, steps, panel, n, k = place(tile, table, groups, down, across, BESIDE)
         for step in range(steps):
-            # a fp32 scale for each 128 codes
+            # bytes of 128 codes, and of their fp32 scale
             slot, arrived = to_fill(full, empty, at, (128 + COLUMNS) * (132 if BLOCKS else 128))
             a_row = (panel + step) * height + n * 128
             b_row = (panel + step) * width + k * COLUMNS
@@ -144,7 +147,7 @@ def hopper_columns(
     a_scale, b_scale   "block": descriptors of fp32 [P, N] and [P, K]; "row": [G, N] and [G, K]; "group": [G]
     ACCUMULATE         added to `out`, whose bits stay as they are for a group without rows
     """
-    if EVEN:  # see formats.sixteens
+    if EVEN:  # see formats.multiple_of_16
         height = height // 16 * 16
         width = width // 16 * 16
         out_group = out_group // 16 * 16

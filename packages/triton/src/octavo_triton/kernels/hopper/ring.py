@@ -6,7 +6,8 @@ A program has three roles, which start together and walk over the same tiles of 
   multiply   two groups of four warps, each with its own 128 of a tile's 256 columns: 64 rows at a time are multiplied,
              128 codes deep, and added to the sums in fp32. While one promotes, the other has the tensor cores
 
-A stage is `full` when its bytes have arrived and `empty` when both groups have read it.
+A stage is `full` when its bytes have arrived and `empty` when both groups have read it. One thread of a group executes
+`mbarrier.arrive`; Triton puts a barrier of the group's warps in front of it, so that all of them have read the stage.
 """
 
 from __future__ import annotations

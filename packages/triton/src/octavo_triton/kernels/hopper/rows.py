@@ -28,7 +28,10 @@ from octavo_triton.kernels.hopper.ring import (
 @gluon.jit
 def place(tile, table, groups, panels, tiles, BESIDE: gl.constexpr):
     """(group, first row, row after its group's last, tile of columns): BESIDE panels at a time, so that their rows and
-    their matrix stay in the cache; group G: a panel of no group."""
+    their matrix stay in the cache; group G: a panel of no group.
+
+    table   of ragged rows, see panels, whose functions Gluon cannot call
+    """
     part = tile // (BESIDE * tiles)
     inner = tile % (BESIDE * tiles)
     wide = gl.minimum(panels - part * BESIDE, BESIDE)
@@ -157,7 +160,7 @@ def hopper_rows(
     a_scale   "block": fp32 [M, ceil(I / 128)]; "row": [M]; "group": [G]
     b_scale   "block": square blocks of b's plane; "row": [G, J]; "group": [G]
     """
-    if EVEN:  # see formats.sixteens
+    if EVEN:  # see formats.multiple_of_16
         columns = columns // 16 * 16
         out_row = out_row // 16 * 16
         bias_group = bias_group // 16 * 16

@@ -26,7 +26,7 @@ def fetch(
     """A panel's rows of a and b, and the scales of both, into the stage of `step`."""
     slot = step % STAGES
     arrived = full.index(slot)
-    # a fp32 scale for each 128 codes
+    # bytes of 128 codes, and of their fp32 scale
     mbarrier.expect(arrived, 256 * (132 if SCALING == "block" else 128))
     copy_tile(a, [(panel + step) * height + n, 0], arrived, a_tiles.index(slot))
     copy_tile(b, [(panel + step) * width + k, 0], arrived, b_tiles.index(slot))
@@ -58,7 +58,7 @@ def undivided_columns(
 ):  # fmt: skip
     """out[g, n, k] = sum over the rows r of g of a[r, n] b[r, k]; its arguments are those of hopper_columns, where
     b_scale has blocks of 128 columns, too."""
-    if EVEN:  # see formats.sixteens
+    if EVEN:  # see formats.multiple_of_16
         height = height // 16 * 16
         width = width // 16 * 16
         out_group = out_group // 16 * 16

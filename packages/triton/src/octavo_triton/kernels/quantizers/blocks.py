@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_triton.kernels.formats import as_bits, fp8_codes, sixteens, widened
+from octavo_triton.kernels.formats import as_bits, fp8_codes, multiple_of_16, widened
 from octavo_triton.kernels.maxima import largest_across, largest_down
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 from octavo_triton.kernels.quantizers.tiles import columns_of_tile, load_tile, rows_in_runs, store_turned
@@ -36,8 +36,8 @@ def quantize_blocks(
     ALONG: tl.constexpr = WIDTH // BLOCK
     OF_BLOCK: tl.constexpr = BLOCK // RUN
     if EVEN:
-        columns = sixteens(columns)
-        x_stride = sixteens(x_stride)
+        columns = multiple_of_16(columns)
+        x_stride = multiple_of_16(x_stride)
     x = as_bits(x)
     if row_codes is not None:
         row_codes = as_bits(row_codes)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import COMPILED, device_function
-from octavo_triton.kernels.formats import as_bits, e2m1_bytes, sixteens, widened
+from octavo_triton.kernels.formats import as_bits, e2m1_bytes, multiple_of_16, widened
 from octavo_triton.kernels.maxima import largest_across, largest_all, largest_down
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows
 from octavo_triton.kernels.quantizers.hadamard import hadamard
@@ -34,8 +34,8 @@ def hadamard_amax(
     of_groups, of_transformed   see unit_amax; what is None is not asked for
     """
     if EVEN:
-        columns = sixteens(columns)
-        x_stride = sixteens(x_stride)
+        columns = multiple_of_16(columns)
+        x_stride = multiple_of_16(x_stride)
     x = as_bits(x)
     across = (columns + WIDTH - 1) // WIDTH
     group, first, _start, end = panel_rows(table, tl.program_id(0) // across, groups, panels, matrix_rows, STACKED)
@@ -86,8 +86,8 @@ def quantize_nvfp4(
     """
     ALONG: tl.constexpr = WIDTH // 16
     if EVEN:
-        columns = sixteens(columns)
-        x_stride = sixteens(x_stride)
+        columns = multiple_of_16(columns)
+        x_stride = multiple_of_16(x_stride)
     x = as_bits(x)
     if row_codes is not None:
         row_scale = as_bits(row_scale)

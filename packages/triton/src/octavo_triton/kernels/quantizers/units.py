@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_triton.kernels.device import device_function
-from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, sixteens, widened
+from octavo_triton.kernels.formats import as_bits, bits_of, float_from, fp8_codes, multiple_of_16, widened
 from octavo_triton.kernels.maxima import largest_across, largest_all, largest_down
 from octavo_triton.kernels.panels import PANEL, first_block, panel_rows, tile_of_panel
 from octavo_triton.kernels.quantizers.tiles import columns_of_tile, load_tile, rows_in_runs, store_turned
@@ -38,8 +38,8 @@ def unit_amax(
             no group and rows past the sum are left out
     """
     if EVEN:
-        columns = sixteens(columns)
-        x_stride = sixteens(x_stride)
+        columns = multiple_of_16(columns)
+        x_stride = multiple_of_16(x_stride)
     x = as_bits(x)
     panel, tile = tile_of_panel(columns)
     group, first, _start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
@@ -106,8 +106,8 @@ def quantize_units(
     RUN, BESIDE   the tile, see quantizers.tiles
     """
     if EVEN:
-        columns = sixteens(columns)
-        x_stride = sixteens(x_stride)
+        columns = multiple_of_16(columns)
+        x_stride = multiple_of_16(x_stride)
     x = as_bits(x)
     if row_codes is not None:
         row_codes = as_bits(row_codes)
