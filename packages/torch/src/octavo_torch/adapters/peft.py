@@ -25,7 +25,7 @@ from octavo_torch.arrays.checks import brief, check_module
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module import GroupedLinear
-from octavo_torch.lora.low_rank import LowRank, Together
+from octavo_torch.lora.low_rank import LowRank, SumOfAdapters
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.mlp.packed_weight import PackedWeight
 
@@ -140,7 +140,7 @@ def _wrapper() -> type[nn.Module]:
             if not names:
                 return None
             parts = [LowRank(*self._factors(name), self.scaling[name], backend=_backend(self)) for name in names]
-            return parts[0] if len(parts) == 1 else Together(parts)
+            return parts[0] if len(parts) == 1 else SumOfAdapters(parts)
 
         def _factors(self, name: str) -> tuple[Tensor, Tensor]:
             """A [G, r, K] and B [G, N, r], of A [G r, K] and B [N, r G]."""
