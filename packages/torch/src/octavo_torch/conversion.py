@@ -12,7 +12,7 @@ from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule, check_values, is_dispatched, run_by
 from octavo_torch.arrays.checks import brief
-from octavo_torch.arrays.selection import Filter, check_filter, selects
+from octavo_torch.arrays.selection import Filter, check_filter, name_in, selects
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module_base import LinearModule
@@ -105,11 +105,10 @@ class _TorchtitanGroupedMM:
 def _check_codes(name: str, module: nn.Module, recipe: Recipe) -> None:
     for parameter, weight in module.named_parameters(recurse=False):
         if isinstance(weight, CodedWeight) and weight.recipe.fingerprint != recipe.fingerprint:
-            place = f"{name}.{parameter}" if name else parameter
             raise ValueError(
-                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {place} is codes of {weight.recipe.kind} "
-                f"({weight.recipe.fingerprint}) alone; give its module a weight of values first, such as "
-                "octavo_torch.dequantize of its codes"
+                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {name_in(name, parameter)} is codes of "
+                f"{weight.recipe.kind} ({weight.recipe.fingerprint}) alone; give its module a weight of values first, "
+                "such as octavo_torch.dequantize of its codes"
             )
 
 

@@ -59,8 +59,8 @@ class Layout(ABC):
         """quantization_config of a model whose modules `plain` are not quantized."""
 
 
-def check_said(config: Mapping[str, object], key: str, allowed: tuple[object, ...]) -> None:
-    """ValueError unless the description has one of these values; None among them: it may be silent."""
+def check_entry(config: Mapping[str, object], key: str, allowed: tuple[object, ...]) -> None:
+    """ValueError unless the description has one of these values under `key`; None among them: `key` may be absent."""
     value = config.get(key)
     if not any(value == one and type(value) is type(one) for one in allowed):
         wanted = " or ".join(repr(one) for one in allowed if one is not None)

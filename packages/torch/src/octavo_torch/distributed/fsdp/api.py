@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import check_module
+from octavo_torch.arrays.selection import name_in
 from octavo_torch.dense.module import Linear
 from octavo_torch.distributed.fsdp.gather_state import GatherState
 from octavo_torch.distributed.fsdp.shard import WeightShard
@@ -106,12 +107,12 @@ def explain_gather(module: nn.Module) -> str:
             how = "gathered unquantized: quantize_before_gather was not called"
             if state is not None:
                 how = "not gathered yet" if state.route is None else str(state.route)
-            lines.append(f"{prefix}{'.' * bool(prefix)}{name}: {how}")
+            lines.append(f"{name_in(prefix, name)}: {how}")
         if isinstance(owner, RecipeModule):
             weights = [name for name in owner._shapes if name.startswith("weight") and owner.is_per_group(name)]
             what = "is one matrix" if isinstance(owner, Linear) else "has one parameter per group"
             how = f"gathered unquantized: it {what}"
-            lines += [f"{prefix}{'.' * bool(prefix)}{name}: {how}" for name in weights]
+            lines += [f"{name_in(prefix, name)}: {how}" for name in weights]
     return "\n".join(lines)
 
 
