@@ -15,7 +15,8 @@ from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import planes_of, write_sizes
 from octavo_torch_native.quantizers.dequantizer import converted
-from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes, launch_of
+from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
+from octavo_torch_native.quantizers.shapes import QuantizeShapes
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
 
