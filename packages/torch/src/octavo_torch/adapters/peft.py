@@ -33,7 +33,7 @@ TESTED = "0.21.2"
 
 
 class Config(Protocol):
-    """What is asked of a LoraConfig."""
+    """The method of a peft.LoraConfig that is called."""
 
     def _register_custom_module(self, mapping: dict[type[nn.Module], Callable[..., nn.Module]]) -> None: ...
 
@@ -88,14 +88,14 @@ def _check_function(module: nn.Module, name: str | None = None) -> None:
 
 @cache
 def _wrapper() -> type[nn.Module]:
-    """PEFT's ParamWrapper with another forward; made here, because importing it imports peft."""
+    """PEFT's ParamWrapper with another forward. The class is created at first use, because its base imports peft."""
     try:
         theirs: Any = import_module("peft.tuners.lora.layer").ParamWrapper
     except (ImportError, AttributeError) as error:
         raise misfit("peft", TESTED, "tuners.lora.layer.ParamWrapper") from error
 
     class ParamWrapper(theirs):  # type: ignore[misc]  # PEFT asks for a class of just this name
-        """The A and B of one grouped weight; wrappers of one module lie in each other."""
+        """The A and B of one grouped weight; the wrappers of one module's weights are nested."""
 
         def __init__(self, base_layer: nn.Module, adapter_name: str, parameter_name: str | None = None, **kwargs: Any):
             inner = base_layer.get_base_layer() if isinstance(base_layer, theirs) else base_layer
