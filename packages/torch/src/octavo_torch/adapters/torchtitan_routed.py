@@ -99,7 +99,7 @@ def product_of(recipe: str, seed: int | None = None, backend: str | Sequence[str
 
 
 def formula_of(config: object) -> Formula:
-    """The formula of the experts that `config` builds; ValueError for experts that do not compute as torchtitan's do."""
+    """The formula of the experts that `config` builds; ValueError for experts that compute otherwise than its own."""
     owner = owner_of(config)
     forward, product = (getattr(owner, name).__qualname__ for name in ("forward", "_grouped_mm"))
     formula = _FORMULAS.get(forward)
