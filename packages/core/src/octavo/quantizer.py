@@ -159,7 +159,7 @@ class QuantizerSpec(Schema):
         return self.square or self.scaling in ("delayed", "current")
 
     def with_orientation(self, orientation: Orientation) -> QuantizerSpec:
-        """This quantizer where it produces data in these directions."""
+        """The same quantizer, producing data in these directions."""
         return self.model_copy(update={"orientation": orientation})
 
     @property

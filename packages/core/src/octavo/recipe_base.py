@@ -106,7 +106,7 @@ class Recipe(Schema):
         raise TypeError(f"{type(self).__name__} defines no quantizers; override _spec or set every slot high_precision")
 
     def replace(self, **changes: Any) -> Self:
-        """This recipe with other values of some fields; `RecipeError` for a field or a value that there is not.
+        """This recipe with other values of some fields; `RecipeError` for an unknown field or an invalid value.
 
         octavo.MXFP8().replace(wgrad="high_precision")
         """

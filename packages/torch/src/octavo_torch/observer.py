@@ -20,7 +20,7 @@ from octavo_torch.scaling.recipe_module import RecipeModule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """What one observed step has counted; tensors stay on their devices until somebody asks for numbers.
+    """What one observed step has counted, in tensors on the layers' devices until `as_dict` reads them.
 
     step    number of the step, from 0
     totals  float64 [3, 8, G] by layer, operands in the order x, w, dy and counts in that of TensorStats' fields. The

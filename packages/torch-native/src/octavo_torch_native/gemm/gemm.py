@@ -64,7 +64,7 @@ class GroupedGemm:
         self._texts: Bounded[tuple[torch.dtype, torch.dtype, bool, Tokens], str] = Bounded()
 
     def limited(self, ctas: int) -> Self:
-        """This GEMM in at most `ctas` CTAs, each of which has a multiprocessor to itself."""
+        """The same GEMM, which takes at most `ctas` CTAs, each with a multiprocessor to itself."""
         return type(self)(
             self._name, weight=self._weight, fast_accumulation=self._fast, ctas=ctas, interleave=self._interleave
         )

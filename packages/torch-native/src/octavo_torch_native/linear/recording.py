@@ -68,7 +68,7 @@ class LayerKernels:
         self._shapes_of_w: dict[QuantizeLaunch, QuantizeShapes] = {}  # the same for every number of rows
 
     def shapes(self, launch: QuantizeLaunch, operand: Operand, rows: int, cuda: bool) -> QuantizeShapes:
-        """Those of `operand` for `launch`."""
+        """The shapes of `operand` in `launch`."""
         if operand == "dy":
             return launch.new_shapes((rows, self.n), self.groups, self.row_dtype, cuda)
         if operand == "x":

@@ -104,7 +104,7 @@ class QuantizeLaunch:
             self._prologue["epsilon"] = spec.epsilon
 
     def shapes(self, x: Tensor, groups: int, rows: int | None = None) -> QuantizeShapes:
-        """Those of inputs like `x` in this many groups; computing them takes longer than a launch.
+        """The shapes for inputs like `x` in this many groups, remembered: computing them takes longer than a launch.
 
         rows   of an operand that is read from tokens `x`; None: x's own
         """
@@ -123,7 +123,7 @@ class QuantizeLaunch:
         return shapes
 
     def new_shapes(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool, tokens: int = 0) -> QuantizeShapes:
-        """Those of inputs of this shape, [M, K] or [G, N, K], and dtype.
+        """The shapes for inputs of this shape, [M, K] or [G, N, K], and dtype.
 
         tokens   T, where the rows [M, K] are read from tokens [T, K]; 0 where x has the rows themselves
         """
@@ -156,7 +156,7 @@ class QuantizeLaunch:
     def _plane_outputs(
         self, direction: Direction, quantized: Shape, groups: int, make_layout: Callable[[], GroupedTensorSpec]
     ) -> list[Output]:
-        """Codes, scales and NVFP4's second level of one plane; or its values in the place of codes and scales."""
+        """Codes, scales and NVFP4's second level of one plane; values instead of codes and scales in that layout."""
         quantizer, layout = self.spec.quantizer, self._layouts[direction]
         if layout == VALUES:
             outputs = [(values_shape(direction=direction, groups=groups, **geometry(quantized)), _VALUE_DTYPE)]

@@ -34,7 +34,7 @@ def convert_linears(
     seed: int | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """Put a Linear in the place of torch.nn.Linear modules in `model`; returns the names of those that it replaced.
+    """Replace torch.nn.Linear modules in `model` by Linear, in place; returns the names of the replaced modules.
 
     recipe    a Recipe or its name; None: high precision
     filter    selects among the torch.nn.Linear modules: a pattern of whole names such as

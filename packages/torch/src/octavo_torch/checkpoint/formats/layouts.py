@@ -97,7 +97,8 @@ def check_matrix(name: str, value: Tensor, dtype: torch.dtype, axes: int = 2) ->
 
 
 def _has_nan(codes: Tensor) -> bool:
-    """Of E4M3, whose NaNs are the greatest byte with a sign and without one: two maxima need no temporary."""
+    """Whether E4M3 codes hold a NaN. Its two NaNs are the largest bytes, as unsigned and as signed integers, so two
+    maxima tell without a temporary tensor."""
     return bool((codes.view(torch.uint8).amax() == 0xFF) | (codes.view(torch.int8).amax() == 0x7F))
 
 
