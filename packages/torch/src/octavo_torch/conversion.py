@@ -17,6 +17,7 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.mlp.experts import Experts
+from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.scaling.changed_recipe import set_recipe
 from octavo_torch.scaling.recipe_module import RecipeModule
 
@@ -103,7 +104,15 @@ class _TorchtitanGroupedMM:
 
 
 def _check_codes(name: str, module: nn.Module, recipe: Recipe) -> None:
+    """ValueError for weights that are codes, or that each call expands to codes, of another recipe."""
     for parameter, weight in module.named_parameters(recurse=False):
+        of_codes = isinstance(weight, PackedWeight) and weight.recipe.quantizes("fprop")
+        if of_codes and weight.recipe.fingerprint != recipe.fingerprint:
+            raise ValueError(
+                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {name_in(name, parameter)} is MXFP4 alone, which "
+                f"each call expands to codes of {weight.recipe.kind} ({weight.recipe.fingerprint}); load its file into "
+                "a module with the other recipe, or give its module a weight of values first, such as its dequantize()"
+            )
         if isinstance(weight, CodedWeight) and weight.recipe.fingerprint != recipe.fingerprint:
             raise ValueError(
                 f"recipe is {recipe.kind} ({recipe.fingerprint}) and {name_in(name, parameter)} is codes of "
