@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from octavo import GroupedTensorSpec
 from octavo_torch.arrays.checks import brief, check_device, check_flag, check_module, check_path
 from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.arrays.group_parameters import reshard
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.selection import name_in
 from octavo_torch.checkpoint.codes import interleave_of, weight_of, write_into
@@ -64,6 +65,7 @@ def load_experts(
     _check_options(prefix, names, weights, exact)
     if device is not None:
         check_device(device)
+    reshard(module)
     found = dict(experts_of(module))
     for name, layer in found.items():
         if device is None and layer.weight1.is_meta:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
+from octavo_torch.arrays.group_parameters import reshard
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.selection import Filter, check_filter, name_in, selects
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -79,6 +80,7 @@ def add_lora(
     changed, for arguments that do not fit, and where no layer is selected, one has adapters or is sharded already.
     """
     check_module(module)
+    reshard(module)
     check_filter(filter)
     if dtype is not None:
         check_dtype(dtype)
@@ -113,11 +115,13 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
     """Add each adapter's `delta_weight` to its weight, in place, and remove the adapters; returns their names.
 
     Weights are rounded once to their dtype, so this cannot be undone: keep the adapters' state dict if you may need it.
+    Parameters that FSDP2 has gathered go back into shards first, and the shards are what is changed.
     Raises ValueError, before anything has changed, where there are no adapters, for weights that are computed, for
     weights that another module in `module` has, too, and for those that are codes alone, of which
     `GroupedLoRA.merged_weight` returns merged values.
     """
     check_module(module)
+    reshard(module)
     adapters: dict[_Target, GroupedLoRA] = {}
     for path, layer in _layers(module):
         for weight, child in _CHILDREN.items():
