@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_work.fsdp_gathered import convert_what_was_gathered
+from ranks import Ranks
 from torch import Tensor, nn
 
 import octavo
@@ -254,3 +256,11 @@ def test_weights_that_expand_to_codes_of_another_recipe(rng: np.random.Generator
     for name in ("weight1", "weight2"):
         values._parameters[name] = nn.Parameter(of_values.get_parameter(name).dequantize())
     assert torch.equal(of_values(x, SIZES), values(x, SIZES))
+
+
+def test_codes_that_fsdp_has_gathered(ranks: Ranks) -> None:
+    """After a forward a module may have gathered codes of its old recipe, which are not its weights; torch can gather
+    nothing but codes of the same kind in their place."""
+    for equal, told in ranks(convert_what_was_gathered):
+        assert equal == [True, True]
+        assert told.startswith("FSDP2 has gathered weight1 as codes of block and would gather it as codes of mxfp8")

@@ -12,8 +12,10 @@ from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule, check_values, is_dispatched, run_by
 from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.group_parameters import reshard
 from octavo_torch.arrays.selection import Filter, check_filter, name_in, selects
 from octavo_torch.dispatch.recipes import recipe_of
+from octavo_torch.distributed.fsdp.api import check_gathered
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.mlp.experts import Experts
@@ -48,6 +50,7 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {brief(model)}; give a torch.nn.Module")
+    reshard(model)
     check_filter(filter)
     chosen = recipe_of(recipe)
     experts = dict(_experts(model))
@@ -62,6 +65,7 @@ def convert(
         raise ValueError(f"filter matches none of the model's experts; give names among {all_names}")
     for name in names:
         _check_codes(name, experts[name], chosen)
+        check_gathered(name, experts[name], chosen)
         if is_dispatched(experts[name]):
             check_values(name, cast("ExpertsModule", experts[name]))
     others = [name for name in names if not isinstance(experts[name], RecipeModule)]

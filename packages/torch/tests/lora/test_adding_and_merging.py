@@ -10,7 +10,7 @@ import pytest
 import torch
 from lora_modules import MODULES, REFERENCE, SIZES, F, G, K, M, called, made, randomize, rows
 from low_rank_oracle import Near, assert_near, exact, product, rounded, scaled
-from rank_work.fsdp_adapters import change_what_was_gathered
+from rank_work.fsdp_gathered import change_what_was_gathered
 from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
