@@ -46,7 +46,9 @@ def convert(
     place for a state, so recipes with one are refused for them. torch.nn.Linear is left alone: `convert_linears` puts a
     Linear in its place.
 
-    Raises ValueError, before anything has changed, for arguments that do not fit and for a model without experts.
+    Raises ValueError, before anything has changed, for arguments that do not fit, for a model without experts, for
+    weights that are codes of another recipe, and for weights that FSDP2 has gathered as codes or values and would have
+    to gather otherwise: convert a model before its first forward, if `quantize_before_gather` is on.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {brief(model)}; give a torch.nn.Module")
