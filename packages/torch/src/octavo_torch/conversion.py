@@ -112,18 +112,19 @@ class _TorchtitanGroupedMM:
 def _check_codes(name: str, module: nn.Module, recipe: Recipe) -> None:
     """ValueError for weights that are codes, or that each call expands to codes, of another recipe."""
     for parameter, weight in module.named_parameters(recurse=False):
-        of_codes = isinstance(weight, PackedWeight) and weight.recipe.quantizes("fprop")
-        if of_codes and weight.recipe.fingerprint != recipe.fingerprint:
-            raise ValueError(
-                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {name_in(name, parameter)} is MXFP4 alone, which "
-                f"each call expands to codes of {weight.recipe.kind} ({weight.recipe.fingerprint}); load its file into "
-                "a module with the other recipe, or give its module a weight of values first, such as its dequantize()"
-            )
-        if isinstance(weight, CodedWeight) and weight.recipe.fingerprint != recipe.fingerprint:
+        if not isinstance(weight, CodedWeight | PackedWeight) or weight.recipe.fingerprint == recipe.fingerprint:
+            continue
+        if isinstance(weight, CodedWeight):
             raise ValueError(
                 f"recipe is {recipe.kind} ({recipe.fingerprint}) and {name_in(name, parameter)} is codes of "
                 f"{weight.recipe.kind} ({weight.recipe.fingerprint}) alone; give its module a weight of values first, "
                 "such as octavo_torch.dequantize of its codes"
+            )
+        if weight.recipe.quantizes("fprop"):
+            raise ValueError(
+                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {name_in(name, parameter)} is MXFP4 alone, which "
+                f"each call expands to codes of {weight.recipe.kind} ({weight.recipe.fingerprint}); load its file into "
+                "a module with the other recipe, or give its module a weight of values first, such as its dequantize()"
             )
 
 

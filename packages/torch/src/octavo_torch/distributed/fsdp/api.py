@@ -126,7 +126,7 @@ def check_gathered(name: str, module: nn.Module, recipe: Recipe) -> None:
     """
     for parameter, _, number in _own_weights(module):
         state: GatherState | None = module.__dict__.get(_STATES, {}).get(parameter)
-        weight = module._parameters[parameter]
+        weight: Tensor | None = module._parameters[parameter]
         if state is None or state.route is None or not isinstance(weight, DTensor):
             continue
         dim, ranks = state.route.dim, weight.device_mesh.size()
