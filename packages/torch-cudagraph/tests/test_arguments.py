@@ -96,3 +96,5 @@ def test_two_devices_are_refused(everywhere: None) -> None:
     """A graph is one device's."""
     with pytest.raises(ValueError, match=r"argument 1 is on meta and argument 0 on cpu; move one of them"):
         Arguments([torch.zeros(1), torch.zeros(1, device="meta")])
+    with pytest.raises(ValueError, match=r"argument 2 is on meta and argument 1 on cpu; move one of them"):
+        Arguments([None, torch.zeros(1), torch.zeros(1, device="meta")])

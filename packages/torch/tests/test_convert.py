@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_work.fsdp_gathered import convert_what_was_gathered
+from ranks import Ranks
 from torch import Tensor, nn
 
 import octavo
-from octavo_torch import GroupedLinear, GroupedMLP, MoE, convert
+from octavo_torch import GroupedLinear, GroupedMLP, MoE, PackedWeight, convert
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import experts
 
@@ -228,3 +230,37 @@ def test_nothing_changes_where_one_is_refused() -> None:
         convert(made, octavo.DelayedScaling())
     first: Any = made[0]
     assert first["experts"].recipe == octavo.HighPrecision()
+
+
+def packed_mlp(recipe: str | None) -> GroupedMLP:
+    """An MLP whose weights are MXFP4 alone."""
+    mlp = GroupedMLP(G, K, K, recipe=recipe, dtype=torch.bfloat16, backend=BACKEND)
+    for name, rows in (("weight1", 2 * K), ("weight2", K)):
+        blocks = torch.randint(256, (G, rows, K // 2), dtype=torch.uint8)
+        scales = torch.randint(120, 124, (G, rows, K // 32), dtype=torch.uint8)
+        weight = PackedWeight(blocks, scales, mlp.recipe, torch.bfloat16)
+        mlp._parameters[name] = nn.Parameter(weight, requires_grad=False)
+    return mlp
+
+
+def test_weights_that_expand_to_codes_of_another_recipe(rng: np.random.Generator) -> None:
+    """MXFP4 that expands to codes keeps its recipe, which is said before anything changes; values serve any recipe."""
+    x, of_codes, of_values = torch.randn(M, K, dtype=torch.bfloat16), packed_mlp("fp8-block"), packed_mlp(None)
+    before = of_codes(x, SIZES)
+    with pytest.raises(ValueError, match=r"experts\.weight1 is MXFP4 alone, which each call expands to codes of block"):
+        convert(nn.ModuleDict({"experts": of_codes}), "mxfp8")
+    assert of_codes.recipe.kind == "block"
+    assert torch.equal(of_codes(x, SIZES), before)
+    convert(of_values, "mxfp8")
+    values = GroupedMLP(G, K, K, recipe="mxfp8", dtype=torch.bfloat16, backend=BACKEND)
+    for name in ("weight1", "weight2"):
+        values._parameters[name] = nn.Parameter(of_values.get_parameter(name).dequantize())
+    assert torch.equal(of_values(x, SIZES), values(x, SIZES))
+
+
+def test_codes_that_fsdp_has_gathered(ranks: Ranks) -> None:
+    """After a forward a module may have gathered codes of its old recipe, which are not its weights; torch can gather
+    nothing but codes of the same kind in their place."""
+    for equal, told in ranks(convert_what_was_gathered):
+        assert equal == [True, True]
+        assert told.startswith("FSDP2 has gathered weight1 as codes of block and would gather it as codes of mxfp8")

@@ -1,6 +1,6 @@
-"""The user's line that called into Octavo: the one that a warning should name.
+"""Finds the line of the user's program that called into Octavo, which a warning should name.
 
-Between that line and ours lie frames of the frameworks, in numbers that change with their versions.
+Between that line and ours are frames of the frameworks, and their number changes with the frameworks' versions.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 def _is_users(frame: FrameType) -> bool:
     if str(frame.f_globals.get("__name__")).partition(".")[0] in _INNER:
         return False
-    # an __init__ that dataclasses wrote for a user's class, which is on no line
+    # an __init__ that dataclasses wrote for a user's class is on no line of the program
     return (frame.f_code.co_filename, frame.f_code.co_name) != ("<string>", "__init__")

@@ -39,16 +39,16 @@ def shown(value: object) -> str:
 
 
 def printable(value: object) -> str:
-    """`str(value)`, quoted where it would break a message's line, as a file's name may and an error that has it."""
+    """`str(value)`, quoted if it has characters that would break a message's line, as names of files may."""
     text = str(value)
     return text if text.isprintable() else shown(text)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean mxfp8?` where something known is written much like `name`, whatever its case; else "".
+    """`; did you mean mxfp8?` where a known name is spelled much like `name`, in any case; otherwise "".
 
-    A name that several known ones begin with, as "fp8" of "fp8-row" and "fp8-block", is answered with the shortest of
-    them.
+    Where several known names begin with `name` and "-", such as "fp8-row" and "fp8-block" with "fp8", all of them are
+    offered, but not their own longer variants.
     """
     by_lower = {each.lower(): each for each in known}
     wanted = name[:_LONGEST].lower()
@@ -66,7 +66,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def explain_validation(model: str, error: ValidationError, fields: Iterable[str] = ()) -> str:
     """All wrong fields in one line: `MXFP8.fprop: got 'x'; needs 'quantized' or 'high_precision'`.
 
-    fields  the names that there are
+    fields  the names of the model's fields
     """
     known = tuple(fields)
     problems = []

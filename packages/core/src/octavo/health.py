@@ -1,6 +1,6 @@
-"""What is counted of a quantized tensor, and the numbers that people read; front ends count, this names.
+"""Names of the counts that say what quantization loses, and the numbers that people read, computed from them.
 
-octavo_numerics.TensorStats defines each count.
+Front ends do the counting; octavo_numerics.TensorStats defines each count.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ FIELDS = ("elements", "amax", "non_finite", "saturated", "underflow", "signal", 
 """The counts of one operand and group, in the order in which arrays hold them."""
 
 WINDOW = 128
-"""Rows or columns that a sample takes together, from a multiple of it in their group: no block of scales is cut."""
+"""A sample consists of windows of so many rows or columns, which start at multiples of it: no scaling block is cut."""
 
 COLUMN_WINDOWS = 8
-"""Windows of columns that a sample takes at most, evenly spread. Scales of whole rows or columns need all columns."""
+"""The most windows of columns in a sample, evenly spread. Scales of whole rows or columns need all columns."""
 
 
 def numbers_of(counts: Sequence[float]) -> dict[str, float]:
-    """Numbers for a log of counts in the order of FIELDS; empty where nothing was looked at.
+    """The numbers to log, from counts in the order of FIELDS; empty where no element was looked at.
 
-    amax and non_finite (a number of elements); where the operand is quantized also saturated and underflow, as shares
-    of the elements looked at, and sqnr_db. An SQNR that does not exist, without a signal or noise, is left out, and so
-    is inexact, a number of elements, where there are none.
+    There are always amax and non_finite, a number of elements. A quantized operand also has saturated and underflow, as
+    shares of the elements that were looked at; sqnr_db, unless there is no signal or no noise; and inexact, a number of
+    elements, unless it is 0.
     """
     values = dict(zip(FIELDS, map(float, counts), strict=True))
     elements = values["elements"]

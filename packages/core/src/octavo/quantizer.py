@@ -58,15 +58,16 @@ class QuantizerSpec(Schema):
     amax_epsilon     lower bound of amax before the scale is computed; at most fp32's largest number
     hadamard         NVFP4 column data go through a 16-point Hadamard transform along rows first
     mxfp4            weights are first rounded to MXFP4's values, E2M1 with an E8M0 scale for each 32 elements along K:
-                     the last axis ("rowwise"), or rows ("columnwise") of a weight that lies as [G, K, N]; None: not
+                     the last axis ("rowwise"), or rows ("columnwise") of a weight stored as [G, K, N]; None: they are
+                     not
     square_columns   column data of x alone have blocks that span rows and columns alike, quantized again; row data have
                      1x128 as without it. For "block"
     checkpoint_name  the name that `jax.checkpoint` policies see; no part of a recipe's fingerprint
     """
 
     ADDED_FIELDS: ClassVar[frozenset[str]] = frozenset({"mxfp4", "square_columns"})
-    """Fields that came after the first release. At their default they are left out of the JSON form, which releases
-    before them then read."""
+    """Fields that were added after the first release. At their defaults they are left out of the JSON form, which older
+    releases can then read."""
 
     format: Format
     scaling: Scaling
@@ -158,12 +159,12 @@ class QuantizerSpec(Schema):
         return self.square or self.scaling in ("delayed", "current")
 
     def with_orientation(self, orientation: Orientation) -> QuantizerSpec:
-        """This quantizer where it produces data in these directions."""
+        """The same quantizer, producing data in these directions."""
         return self.model_copy(update={"orientation": orientation})
 
     @property
     def independent_rows(self) -> bool:
-        """True where no other row, and no place among rows, has a say in the row data of a row."""
+        """True where a row's codes and scales depend on that row alone, and not on its place among other rows."""
         return self.scaling in ("row", "block", "mxfp8") and not (self.square or self.stochastic)
 
     def square_in(self, direction: Direction) -> bool:

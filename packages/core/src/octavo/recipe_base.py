@@ -24,7 +24,7 @@ READERS: dict[Operand, tuple[Gemm, Gemm]] = {"x": ("fprop", "wgrad"), "w": ("fpr
 
 
 MOST_BYTES = 1 << 16
-"""Of a recipe's text; a long recipe has two thousand."""
+"""The longest text that is read as a recipe; a long recipe has two thousand bytes."""
 _MOST_DOTS = 100
 
 
@@ -59,8 +59,8 @@ class Recipe(Schema):
 
     SCHEMA_VERSION: ClassVar[int] = 1
     ADDED_FIELDS: ClassVar[Mapping[str, object]] = MappingProxyType({})
-    """Fields that came after the kind was first released, with the value that a file without them means: their default.
-    At that value they are left out of the JSON form, so that fingerprints of older releases hold."""
+    """Fields that were added after the kind was first released, with their defaults, which are what a file without them
+    means. A field at that value is left out of the JSON form, so that fingerprints of older releases hold."""
 
     _kinds: ClassVar[dict[str, type[Recipe]]] = {}
 
@@ -106,7 +106,7 @@ class Recipe(Schema):
         raise TypeError(f"{type(self).__name__} defines no quantizers; override _spec or set every slot high_precision")
 
     def replace(self, **changes: Any) -> Self:
-        """This recipe with other values of some fields; `RecipeError` for a field or a value that there is not.
+        """This recipe with other values of some fields; `RecipeError` for an unknown field or an invalid value.
 
         octavo.MXFP8().replace(wgrad="high_precision")
         """
@@ -124,7 +124,7 @@ class Recipe(Schema):
 
     @cached_property
     def computed_as(self) -> Recipe:
-        """The recipe whose operands and products this one's are, which is what backends serve: itself by default."""
+        """The recipe that backends serve for this one, whose operands and products are the same; by default itself."""
         return self
 
     @property
@@ -142,9 +142,9 @@ class Recipe(Schema):
     def batch_invariant(self) -> bool:
         """True where no scale that a row of y depends on is taken from other rows of the batch.
 
-        Per-tensor scales of the call and NVFP4's second level span the rows of a group. Delayed scales are those of
-        earlier steps: of one state, they are the same in every batch. Whether sums keep the promise is the backend's
-        (`Capability.batch_invariant` of octavo-registry).
+        Current scaling's scales and NVFP4's second level depend on all rows of a group. Delayed scales come from
+        earlier steps, so with one state they are the same for every batch. Whether a GEMM's sums depend on other rows
+        is up to the backend (`Capability.batch_invariant` of octavo-registry).
         """
         spec = self.quantizer("x") if self.quantizes("fprop") else None
         return spec is None or spec.scaling in ("delayed", "row", "block", "mxfp8")

@@ -1,4 +1,4 @@
-"""Arguments that have a new name: the old one is taken for a release, with a DeprecationWarning.
+"""Decorators for arguments that have a new name: the old one is accepted for a release, with a DeprecationWarning.
 
 Type checkers and `help` know the new name alone.
 """
@@ -19,9 +19,11 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def renamed_arguments(**names: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """A decorator: the function takes arguments by their old names, too. names: the new ones by the old.
+    """A decorator: the function accepts arguments by their old names, too.
 
-    A call that gives both names of one raises TypeError.
+    names   each new name, under the old one: `@renamed_arguments(old="new")`
+
+    A call that gives an argument by both of its names raises TypeError.
     """
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
@@ -48,7 +50,7 @@ def renamed_arguments(**names: str) -> Callable[[Callable[P, Result]], Callable[
 
 
 def renamed_fields(**names: str) -> Callable[[Kind], Kind]:
-    """A decorator of classes: what `renamed_arguments` is, for the `__init__` that a dataclass makes of its fields."""
+    """`renamed_arguments` for the fields of a dataclass, which its `__init__` takes as arguments."""
 
     def decorate(kind: Kind) -> Kind:
         kind.__init__ = renamed_arguments(**names)(kind.__init__)  # type: ignore[misc]

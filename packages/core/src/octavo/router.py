@@ -1,4 +1,7 @@
-"""A MoE layer's router as a value: what is chosen by. octavo_numerics.choose_experts defines what each field does."""
+"""RouterRule: how a MoE layer's router chooses experts, as a value.
+
+octavo_numerics.choose_experts defines bit for bit what each field does.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 
 @dataclass(frozen=True, slots=True)
 class RouterRule:
-    """How a router chooses.
+    """How a router chooses experts for each token, and what the choices weigh.
 
-    k                     choices of each token, by score plus bias from the largest down, ties to the lower index; by
-                          logit where neither a bias nor groups decide, for scores of two logits may round to one
-    score                 of each logit: over a token's experts, or of each on its own
-    groups, kept_groups   the experts are `groups` runs of equal length, of which a token's choices come from the
-                          `kept_groups` with the largest sums of their two largest scores plus bias, ties likewise
-    renormalize           weights are divided by their sum over a token's choices plus 1e-20
+    k                     the number of choices: the experts with the largest score plus bias, the lower index among
+                          equals. Without a bias and groups experts are ordered by their logits, because the scores of
+                          two different logits may round to one number
+    score                 how logits become scores: "softmax" over a token's experts, the others logit by logit
+    groups, kept_groups   the experts are `groups` runs of equal length. A token's choices come from `kept_groups` of
+                          them: those in which the two largest scores plus bias have the largest sum, the lower index
+                          among equals
+    renormalize           weights, which are the scores, are divided by their sum over a token's choices plus 1e-20
     scale                 multiplies the weights
     """
 
@@ -30,5 +35,5 @@ class RouterRule:
 
     @property
     def by_groups(self) -> bool:
-        """Whether groups decide: some are left out."""
+        """Whether groups limit the choices, because some of them are left out."""
         return self.kept_groups < self.groups

@@ -41,14 +41,15 @@ class Schema(BaseModel):
         raise RecipeError(f"{kind}.{name}: cannot be set to {value!r}, because it never changes; make another {kind}")
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """pydantic's copy; with `update`, whose values pydantic would take as they are, a value that is validated."""
+        """pydantic's copy, except that the values of `update` are validated."""
         if not update:
             return super().model_copy(deep=deep)
         own = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**own | dict(update))
 
     def __iter__(self) -> Generator[tuple[str, Any], None, None]:
-        """Fields and their values. pydantic's gives what a value has computed and kept, too, which may be itself."""
+        """Fields and their values. pydantic's iterator would also give cached properties, one of which may be the value
+        itself."""
         yield from ((name, getattr(self, name)) for name in type(self).model_fields)
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""A recipe that nobody gave to a module, which then computes in high precision and says so in each framework."""
+"""UNSAID: the default of a module's recipe, and the warning that a module without one computes in high precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo.caller import stacklevel_of_caller
 
 
 class Unsaid(Enum):
-    """The default of an argument that is better given."""
+    """The type of UNSAID, which tells an argument that was left out from one that is None."""
 
     UNSAID = "not given"
 
@@ -21,7 +21,7 @@ UNSAID = Unsaid.UNSAID
 
 
 def warn_without_recipe(module: object) -> None:
-    """A UserWarning at the line that makes `module`."""
+    """Warn at the line that creates `module`."""
     warnings.warn(
         f"{type(module).__name__} was created without a recipe and computes in high precision; give one, such as "
         "recipe='mxfp8', or recipe=None if that is intended",

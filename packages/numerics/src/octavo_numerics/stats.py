@@ -22,7 +22,7 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 SMALLEST_EXPONENT = -149
-"""Of a positive fp32 number: the first column of `TensorStats.scale_exponents`."""
+"""The smallest exponent of a positive fp32 number, to which column 0 of `TensorStats.scale_exponents` belongs."""
 
 _EXPONENTS = 128 - SMALLEST_EXPONENT + 1
 

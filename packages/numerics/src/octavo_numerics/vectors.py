@@ -183,7 +183,7 @@ def digests(x: F32, case: Case) -> dict[str, str]:
 
 
 def digests_of(q: QuantizedArray) -> dict[str, str]:
-    """The same of a tensor that is quantized, whoever did it."""
+    """The same for a tensor that has been quantized, by whatever backend."""
     out = {name: _sha256(array) for name, array in valid(q).items()}
     return out | {f"{way}_values": _sha256(dequantize(q, way)) for way in q.spec.quantizer.directions}
 

@@ -1,4 +1,4 @@
-"""What a captured function is called with: tensors that are copied into the graph's, and constants that stay."""
+"""Arguments of a captured function: tensors, which a replay copies into the graph's own, and constants."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ class Arguments:
         names = list(_names(examples))
         for name, leaf in zip(names, leaves, strict=True):
             _check_example(name, leaf)
-        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        given = [(name, leaf) for name, leaf in zip(names, leaves, strict=True) if isinstance(leaf, Tensor)]
         if not given:
             raise ValueError(
                 "there is no tensor among the arguments; give examples of what changes between replays, group sizes "
                 "as a tensor among them"
             )
-        self.device: torch.device = given[0].device
-        for name, leaf in zip(names, leaves, strict=True):
-            if isinstance(leaf, Tensor) and leaf.device != self.device:
-                raise ValueError(f"{name} is on {leaf.device} and {names[0]} on {self.device}; move one of them")
+        first, tensor = given[0]
+        self.device: torch.device = tensor.device
+        for name, tensor in given:
+            if tensor.device != self.device:
+                raise ValueError(f"{name} is on {tensor.device} and {first} on {self.device}; move one of them")
         self.names = names
         self._leaves = [_own(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.tensors: tuple[Tensor, ...] = tuple(leaf for leaf in self._leaves if isinstance(leaf, Tensor))

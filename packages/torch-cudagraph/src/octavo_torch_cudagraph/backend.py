@@ -43,14 +43,14 @@ class CudaGraphBackend(Backend):
     """Serves what its card admits: device sizes, CUDA devices.
 
     Results and scratch come from torch's allocator, which gives a captured call memory of the graph's own pool and
-    stream: addresses are the same at every replay, and nobody else's.
+    stream: addresses are the same at every replay, and nothing else uses them.
     """
 
     def __init__(self) -> None:
         self._native = NativeBackend()
 
     def refuses(self, request: AnyRequest) -> str | None:
-        """What torch-native refuses; a first call inside a capture, which has to set things up outside."""
+        """What torch-native refuses, and a first call inside a capture: the status word has to be created outside."""
         reason = self._native.refuses(request)
         if reason is None and is_capturing():
             try:
@@ -89,14 +89,14 @@ class CudaGraphBackend(Backend):
 
 
 def _limited(limited: Callable[[int], Callable[..., Any]], position: int) -> Callable[[int], Callable[..., Any]]:
-    """`limited`, whose functions are `_checked`."""
+    """`limited`, with each function that it returns `_checked`."""
     return lambda multiprocessors: _checked(limited(multiprocessors), position)
 
 
 def _interleaved(
     interleaved: Callable[[int], AnyBoundWgrad | None], position: int
 ) -> Callable[[int], AnyBoundWgrad | None]:
-    """`interleaved`, of whose answers the functions are `_checked`."""
+    """`interleaved`, with the functions of each answer `_checked`."""
 
     def answer(block: int) -> AnyBoundWgrad | None:
         bound = interleaved(block)
@@ -109,7 +109,7 @@ def _interleaved(
 
 
 def _checked(run: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """`run`, whose argument at `position` is refused where it is a tensor in host memory."""
+    """`run`, which refuses a tensor in host memory as the argument at `position`, its group sizes."""
     from octavo_torch_cudagraph.sizes import check_sizes
 
     @wraps(run)

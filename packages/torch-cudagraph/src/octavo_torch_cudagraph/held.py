@@ -1,4 +1,4 @@
-"""What a graph holds by address: ValueError at the replay where it is not there any more."""
+"""Held: the tensors that a graph knows by address, which a replay checks are still in their places."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Address(int):
 
 
 def _address(value: Tensor) -> _Address:
-    # asked for an address, zeros without memory would be given some
+    # data_ptr() would allocate memory for zeros that have none
     return _Address(id(value) if isinstance(value, ZeroGradient) else value.data_ptr())
 
 

@@ -54,7 +54,7 @@ def steps_of(order: Any, chunks: int) -> tuple[Step, ...]:
 
 
 class Position:
-    """The step that comes next: graphs that share memory run in the order in which they were captured."""
+    """A place in the order of steps: graphs that share memory have to run in the order in which they were captured."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = tuple(steps)

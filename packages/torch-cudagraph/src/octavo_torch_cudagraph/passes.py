@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,19 @@ class Replayed(Protocol):
 
     def replay(self) -> None:
         """Enqueue it on the current stream."""
+
+
+class ForwardReplay(NamedTuple):
+    """A replayed forward.
+
+    number     of this replay, which its backward has to name
+    outputs    the outputs that are tensors, detached
+    constant   those of them that have no gradient
+    """
+
+    number: int
+    outputs: tuple[Tensor, ...]
+    constant: tuple[Tensor, ...]
 
 
 class Recorder:
@@ -64,7 +77,7 @@ class GraphedPass:
     """
 
     def __init__(self, module: nn.Module, arguments: Arguments, written: Sequence[Tensor]) -> None:
-        # the one of now: make_graphed puts another in its place
+        # kept, because make_graphed replaces module.forward
         self._function, self.arguments, self._written = module.forward, arguments, tuple(written)
         self._parameters = tuple(module.parameters())
         self._inputs: tuple[Tensor, ...] = (*arguments.tensors, *self._parameters)
@@ -75,7 +88,7 @@ class GraphedPass:
         self._position: Position | None = None
 
     def in_order(self, position: Position, forward: Step) -> None:
-        """Run only where `position` says so; `forward` is this pass's forward."""
+        """Let this pass's forward and backward run only when their turn has come; `forward` is its forward's step."""
         self._position, self._steps = position, (forward, forward._replace(is_forward=False))
 
     def run_forward(self) -> list[Any]:
@@ -99,8 +112,8 @@ class GraphedPass:
     def record_forward(self, record: Recorder) -> None:
         """Capture the forward; its own tensors live on for the backward."""
         self._forward, outputs = record(self.run_forward)
-        self._differentiable = [isinstance(value, Tensor) and value.requires_grad for value in outputs]
         self._outputs = [value.detach() if isinstance(value, Tensor) else value for value in outputs]
+        self._differentiable = [value.requires_grad for value in outputs if isinstance(value, Tensor)]
 
     @property
     def is_differentiable(self) -> bool:
@@ -130,8 +143,8 @@ class GraphedPass:
         outputs = [next(tensors) if isinstance(value, Tensor) else value for value in self._outputs]
         return pytree.tree_unflatten(outputs, self._tree)
 
-    def replay_forward(self, given: Sequence[Tensor]) -> tuple[int, tuple[Tensor, ...], list[Tensor]]:
-        """The number of this forward, its outputs, and those of them that have no gradient."""
+    def replay_forward(self, given: Sequence[Tensor]) -> ForwardReplay:
+        """Copy the arguments `given` into this pass's own, and replay the forward."""
         if self._position is not None:
             self._position.check(self._steps[0])
         for own, new in zip(self.arguments.tensors, given, strict=False):
@@ -141,13 +154,14 @@ class GraphedPass:
         if self._position is not None:
             self._position.advance()
         self._replays += 1
-        pairs = [
-            (v.detach(), d) for v, d in zip(self._outputs, self._differentiable, strict=True) if isinstance(v, Tensor)
-        ]
-        return self._replays, tuple(value for value, _ in pairs), [value for value, differs in pairs if not differs]
+        outputs = tuple(value.detach() for value in self._outputs if isinstance(value, Tensor))
+        constant = (
+            value for value, has_gradient in zip(outputs, self._differentiable, strict=True) if not has_gradient
+        )
+        return ForwardReplay(self._replays, outputs, tuple(constant))
 
     def replay_backward(self, number: int, grads: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of the inputs; ValueError where another forward has run since that with this number."""
+        """The gradients of the inputs; ValueError where another forward has run since the one of this number."""
         if number != self._replays:
             raise ValueError(
                 "another forward of this graph has run since the one whose backward this is, and has written over what "
@@ -157,8 +171,7 @@ class GraphedPass:
             self._position.check(self._steps[1])
         if self._backward is None:
             return [None] * len(self._inputs)
-        of_tensors = [d for v, d in zip(self._outputs, self._differentiable, strict=True) if isinstance(v, Tensor)]
-        wanted = [grad for grad, differs in zip(grads, of_tensors, strict=True) if differs]
+        wanted = [grad for grad, has_gradient in zip(grads, self._differentiable, strict=True) if has_gradient]
         for own, new in zip(self._grad_outputs, wanted, strict=True):
             own.copy_(new)
         self._backward.replay()
@@ -166,13 +179,13 @@ class GraphedPass:
             self._position.advance()
         for parameter in self._written:
             parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-        made = [
+        gradients = [
             None if grad is None else grad.fresh() if isinstance(grad, ZeroGradient) else grad.detach()
             for grad in self._grads
         ]
-        # autograd keeps as .grad, without a copy, what nobody else holds
-        self._held = [grad for grad in made if not isinstance(grad, ZeroGradient)]
-        return made
+        # without another reference autograd would keep such a tensor as .grad, and the next replay would write over it
+        self._held = [grad for grad in gradients if not isinstance(grad, ZeroGradient)]
+        return gradients
 
 
 class _Replay(torch.autograd.Function):
@@ -182,9 +195,10 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, run: GraphedPass, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs that are tensors."""
         ctx.run = run
-        ctx.number, outputs, constant = run.replay_forward(inputs)
-        ctx.mark_non_differentiable(*constant)
-        return outputs
+        replayed = run.replay_forward(inputs)
+        ctx.number = replayed.number
+        ctx.mark_non_differentiable(*replayed.constant)
+        return replayed.outputs
 
     @staticmethod
     @once_differentiable

@@ -1,4 +1,4 @@
-"""Warm-up runs leave no trace: what they change is put back."""
+"""restored: puts back the values that warm-up runs change."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ def graphed_step(
     """A training step as one graph: call it with new arguments, it returns the loss and has trained.
 
     loss           loss(module, *arguments) -> scalar: runs the module and is differentiated
-    examples       arguments as the later ones, see `capture`
-    optimizer      its step is captured, too. `capturable=True` where it has that option; after one eager step, because
-                   a graph cannot make its state. Its options stay as they are: for a rate that changes give one that
-                   takes `lr` as a tensor on the device, as Adam does. None: step eagerly, the parameters' .grad are
-                   those of the last replay
+    examples       arguments like the later ones, see `capture`
+    optimizer      its step is captured, too. Give `capturable=True` where it has that option, and run one eager step
+                   before, because a graph cannot create its state. The graph keeps its options: for a rate that changes
+                   use an optimizer that takes `lr` as a tensor on the device, as Adam does. None: step eagerly; the
+                   parameters' .grad are those of the last replay
     process_group  reduce delayed scaling's amax over its ranks
 
     Gradients are made anew at each replay, at the same addresses; those of `main_grad` go where the layer's mode says.

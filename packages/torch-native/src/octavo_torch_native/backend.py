@@ -1,4 +1,4 @@
-"""NativeBackend: refuses what this machine or this build of the kernels cannot do, binds the rest."""
+"""NativeBackend: refuses what this machine or this build of the kernels cannot do, and binds functions to the rest."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class NativeBackend(Backend):
     """Serves what its card admits, where octavo-native was built for the device."""
 
     def refuses(self, request: AnyRequest) -> str | None:
-        """Another ABI level, a build without CUDA, no device, a layout of the other direction, sides of a GEMM."""
+        """The reason why this machine or build cannot serve `request`: its ABI level, no CUDA kernels or no device; or
+        why no build can."""
         cuda = request.device == "cuda"
         if refusal := support.abi_refusal(octavo_native.ABI_LEVEL, "octavo-torch-native", ABI_LEVEL):
             return refusal
@@ -74,7 +75,8 @@ class NativeBackend(Backend):
         return _workspace_refusal(request) if isinstance(request, GemmRequest) else None
 
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
-        """Too many groups to count, or experts for a warp; a layout of the other direction, sides, dtypes of a GEMM."""
+        """The reason why no build of the kernels serves `request`: too many groups or experts, a layout of the other
+        direction, a GEMM's sides or dtypes."""
         cuda = request.device == "cuda"
         if request.op == "route":
             return support.route_refusal(request.groups, cuda=cuda)
@@ -92,7 +94,7 @@ class NativeBackend(Backend):
     def bind(self, request: AnyRequest) -> AnyBound:
         """The function for `request.op`."""
         if request.device == "cuda":
-            # made now: a word that is born while a graph is captured would be zeroed by every replay
+            # created now: a word that is created while a graph is captured would be zeroed by every replay
             status_word(torch.device("cuda", torch.cuda.current_device()))
         if isinstance(request, GemmRequest):
             return _bind_gemm(request)

@@ -12,11 +12,14 @@ from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule, check_values, is_dispatched, run_by
 from octavo_torch.arrays.checks import brief
-from octavo_torch.arrays.selection import Filter, check_filter, selects
+from octavo_torch.arrays.group_parameters import reshard
+from octavo_torch.arrays.selection import Filter, check_filter, name_in, selects
 from octavo_torch.dispatch.recipes import recipe_of
+from octavo_torch.distributed.fsdp.api import check_gathered
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.mlp.experts import Experts
+from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.scaling.changed_recipe import set_recipe
 from octavo_torch.scaling.recipe_module import RecipeModule
 
@@ -43,10 +46,13 @@ def convert(
     place for a state, so recipes with one are refused for them. torch.nn.Linear is left alone: `convert_linears` puts a
     Linear in its place.
 
-    Raises ValueError, before anything has changed, for arguments that do not fit and for a model without experts.
+    Raises ValueError, before anything has changed, for arguments that do not fit, for a model without experts, for
+    weights that are codes of another recipe, and for weights that FSDP2 has gathered as codes or values and would have
+    to gather otherwise: convert a model before its first forward, if `quantize_before_gather` is on.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {brief(model)}; give a torch.nn.Module")
+    reshard(model)
     check_filter(filter)
     chosen = recipe_of(recipe)
     experts = dict(_experts(model))
@@ -61,6 +67,7 @@ def convert(
         raise ValueError(f"filter matches none of the model's experts; give names among {all_names}")
     for name in names:
         _check_codes(name, experts[name], chosen)
+        check_gathered(name, experts[name], chosen)
         if is_dispatched(experts[name]):
             check_values(name, cast("ExpertsModule", experts[name]))
     others = [name for name in names if not isinstance(experts[name], RecipeModule)]
@@ -103,13 +110,21 @@ class _TorchtitanGroupedMM:
 
 
 def _check_codes(name: str, module: nn.Module, recipe: Recipe) -> None:
+    """ValueError for weights that are codes, or that each call expands to codes, of another recipe."""
     for parameter, weight in module.named_parameters(recurse=False):
-        if isinstance(weight, CodedWeight) and weight.recipe.fingerprint != recipe.fingerprint:
-            place = f"{name}.{parameter}" if name else parameter
+        if not isinstance(weight, CodedWeight | PackedWeight) or weight.recipe.fingerprint == recipe.fingerprint:
+            continue
+        if isinstance(weight, CodedWeight):
             raise ValueError(
-                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {place} is codes of {weight.recipe.kind} "
-                f"({weight.recipe.fingerprint}) alone; give its module a weight of values first, such as "
-                "octavo_torch.dequantize of its codes"
+                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {name_in(name, parameter)} is codes of "
+                f"{weight.recipe.kind} ({weight.recipe.fingerprint}) alone; give its module a weight of values first, "
+                "such as octavo_torch.dequantize of its codes"
+            )
+        if weight.recipe.quantizes("fprop"):
+            raise ValueError(
+                f"recipe is {recipe.kind} ({recipe.fingerprint}) and {name_in(name, parameter)} is MXFP4 alone, which "
+                f"each call expands to codes of {weight.recipe.kind} ({weight.recipe.fingerprint}); load its file into "
+                "a module with the other recipe, or give its module a weight of values first, such as its dequantize()"
             )
 
 

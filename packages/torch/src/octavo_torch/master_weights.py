@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import FrameType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.weak import TensorWeakRef
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
-from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.optimizers.state import stands_for, values_of
+from octavo_torch.linear.coded_weight import CodedWeight, values_of
+from octavo_torch.optimizers.master_gradients import (
+    TakenGradients,
+    a_scaler_steps,
+    clear_gradient,
+    gradient_buffer,
+    has_uncollected,
+    take_gradient,
+)
+from octavo_torch.optimizers.state import stands_for
 from octavo_torch.optimizers.written import Versions, check_unchanged, note
 
 _LATER_VALUES = (
@@ -25,14 +30,15 @@ _LATER_VALUES = (
 
 
 class MasterWeights(nn.ParameterDict):
-    """High-precision values of a module's weights that are codes: an optimizer steps them, and writes the codes.
+    """High-precision values, called masters, of a module's weights that are codes: an optimizer steps the masters, and
+    they are quantized into the codes.
 
-    It holds one parameter per CodedWeight, under its name with "/" in the place of ".", and its state dict is what a
-    checkpoint keeps beside the model's. Gradients go to the CodedWeights, where backward, DistributedDataParallel and
-    accumulation over microbatches leave them; `collect` moves them to the masters in the masters' dtype. With
-    `main_grad` in a layer its gradient is added to the master's at once. The module's own `zero_grad` does not reach
-    the masters: call the optimizer's. A GradScaler sees the masters' gradients alone: call `collect` before its
-    `unscale_` or `step`, which is refused otherwise.
+    It holds one parameter per CodedWeight, under the weight's name with "/" instead of ".". A checkpoint keeps its
+    state dict beside the model's. Backward, DistributedDataParallel and accumulation over microbatches leave gradients
+    at the CodedWeights, from which `collect` moves them to the masters, in the masters' dtype. A layer with `main_grad`
+    adds its gradient to the master's at once. The module's own `zero_grad` does not reach the masters: call the
+    optimizer's. A GradScaler sees the masters' gradients alone: call `collect` before its `unscale_` or `step`; a step
+    that would leave a gradient unscaled is refused.
 
         with octavo_torch.quantized_parameters("fp8-block"):
             model = Model()
@@ -40,19 +46,19 @@ class MasterWeights(nn.ParameterDict):
         optimizer = torch.optim.AdamW(masters.all_parameters())
         masters.follow(optimizer)  # each step begins with collect() and ends with write()
 
-    A copy, or what a pickle holds, belongs to the copies of the module and of the optimizers that are made in the same
-    call, and follows those: `copy.deepcopy((model, masters, optimizer))`. Of parts that are copied one by one none
-    belongs to another: torch copies no optimizer's hooks, so that of such parts `follow` has to be called again, on a
-    MasterWeights of that model and an optimizer over it.
+    Copy or pickle the module, this and its optimizers in one call, such as `copy.deepcopy((model, masters,
+    optimizer))`: the copies then belong to one another. Copies that are made one by one do not, because torch does not
+    copy an optimizer's hooks: create a MasterWeights of the copied model and an optimizer over it, and call `follow`.
     """
 
     def __init__(
         self, module: nn.Module, dtype: torch.dtype = torch.float32, values: Mapping[str, Tensor] | None = None
     ) -> None:
-        """module: its CodedWeights get masters; dtype: of the masters.
+        """A master of each CodedWeight in `module`.
 
+        dtype    of the masters
         values   of the weights by the names of the module's parameters, such as a checkpoint's: they are written to
-                 the codes, too. A weight that is not there starts from what its codes stand for
+                 the codes, too. The master of a weight that is not among them starts from what its codes stand for
 
         Raises ValueError for a module without CodedWeights, and for values that do not fit.
         """
@@ -70,7 +76,7 @@ class MasterWeights(nn.ParameterDict):
         if strange:
             raise ValueError(f"values has {strange[0]!r}; give values of {', '.join(coded)} alone")
         self._followed: list[weakref.ref[Optimizer]] = []
-        self._taken = _Taken()
+        self._taken = TakenGradients()
         self._written: Versions = {}
         self._coded, self._others = coded, [p for p in module.parameters() if not isinstance(p, CodedWeight)]
         # each is checked before any is written
@@ -81,12 +87,12 @@ class MasterWeights(nn.ParameterDict):
             if values is not None and name in values:
                 with torch.no_grad():
                     self._write_unless_there(name, weight)
-        self._give_buffers()
+        self._connect_main_grads()
 
-    def _give_buffers(self) -> None:
-        """Has a layer with `main_grad` add to the masters' gradients."""
+    def _connect_main_grads(self) -> None:
+        """Let layers with `main_grad` add to the masters' gradients."""
         for name, weight in self._coded.items():
-            weight.get_main_grad = partial(_gradient_of, self[_key(name)])  # type: ignore[attr-defined]
+            weight.get_main_grad = partial(gradient_buffer, self[_key(name)])  # type: ignore[attr-defined]
 
     def all_parameters(self) -> Iterator[nn.Parameter]:
         """What an optimizer steps: the masters, and the module's other parameters."""
@@ -94,12 +100,12 @@ class MasterWeights(nn.ParameterDict):
         yield from self._others
 
     def follow(self, optimizer: Optimizer) -> Callable[[], None]:
-        """From now on each step of `optimizer` begins with `collect` and ends with `write`; returns what undoes it.
+        """From now on each step of `optimizer` begins with `collect` and ends with `write`; returns a function that
+        undoes this.
 
-        A closure that a step is given finds the codes of the masters, and `collect` follows it. `optimizer.zero_grad`
-        clears the CodedWeights' gradients, too. A step takes the masters' gradients: `collect` raises ValueError where
-        it would add new ones to these. A copy of the optimizer is followed where it is made together with one of this:
-        see the class.
+        A closure that is given to a step runs on codes of the present masters, and `collect` follows it.
+        `optimizer.zero_grad` clears the CodedWeights' gradients, too. Clear gradients after each step: `collect` raises
+        ValueError where it would add a new gradient to one that a step has taken. For copies see the class.
         """
         if not isinstance(optimizer, Optimizer):
             raise ValueError(f"optimizer is {brief(optimizer)}; give a torch.optim.Optimizer over all_parameters()")
@@ -118,7 +124,7 @@ class MasterWeights(nn.ParameterDict):
 
         def zero_grad(set_to_none: bool = True) -> None:
             own = followed()
-            assert own is not None  # whose attribute this is
+            assert own is not None  # its method is being called
             type(own).zero_grad(own, set_to_none) if earlier is None else earlier(set_to_none)
             if followed in self._followed:
                 self._clear_coded()
@@ -136,7 +142,7 @@ class MasterWeights(nn.ParameterDict):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-        """Collects, or has the closure among the arguments of the step do so, in which the gradients come."""
+        """Collect the gradients; or, where the step is given a closure, which computes them, collect at its end."""
         if kwargs.get("closure") is not None:
             return args, {**kwargs, "closure": self._collecting(kwargs["closure"])}
         if len(args) > 1 and args[1] is not None:
@@ -147,8 +153,8 @@ class MasterWeights(nn.ParameterDict):
 
     def _check_scaler(self) -> None:
         """ValueError where a GradScaler steps and there are gradients that it has not seen."""
-        waiting = [name for name, weight in self._coded.items() if _has_gradient(weight)]
-        if waiting and _scaler_steps():
+        waiting = [name for name, weight in self._coded.items() if has_uncollected(weight)]
+        if waiting and a_scaler_steps():
             raise ValueError(
                 f"a GradScaler steps the optimizer and has not seen the gradient of {waiting[0]}, which is still "
                 "scaled and may hold infinities; call collect() of the MasterWeights before scaler.unscale_ or "
@@ -157,14 +163,15 @@ class MasterWeights(nn.ParameterDict):
 
     def _after_step(self, *_: object) -> None:
         self._taken.note(self.items())
-        self._write_moved()
+        self._write_trained()
 
     def _collecting(self, closure: object) -> Callable[[], object]:
-        self._check_written()  # before the first of its calls writes
+        """`closure` on codes of the present masters, with `collect` after it."""
+        self._check_written()  # before its first call writes the codes
         run = cast("Callable[[], object]", closure)
 
         def collected() -> object:
-            self._write_moved()  # an optimizer may have moved the masters since its last call
+            self._write_trained()  # an optimizer may have moved the masters since its last call
             loss = run()
             self.collect()
             return loss
@@ -173,8 +180,7 @@ class MasterWeights(nn.ParameterDict):
 
     def _clear_coded(self) -> None:
         for weight in self._coded.values():
-            weight.grad = None
-            weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
+            clear_gradient(weight)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As a module's; the CodedWeights' gradients are cleared, too."""
@@ -191,21 +197,32 @@ class MasterWeights(nn.ParameterDict):
         }
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**state, "_followed": [], "_taken": _Taken(), "_written": {}})  # type: ignore[no-untyped-call]
-        # neither an optimizer's state nor a weight's has what this has given to it
-        self._give_buffers()
+        super().__setstate__({**state, "_followed": [], "_taken": TakenGradients(), "_written": {}})  # type: ignore[no-untyped-call]
+        # a copied weight or optimizer has lost the method or the hooks that it got here
+        self._connect_main_grads()
         for optimizer in cast("list[Optimizer]", state.get("_followed", ())):
             self.follow(optimizer)
 
     def collect(self) -> None:
         """Moves the gradients that the CodedWeights have received to the masters: call it before you clip them.
 
-        Raises ValueError where a CodedWeight has got other values than its master since it was written, which the next
-        `write` would undo.
+        Raises ValueError where a CodedWeight was given new values and its master was not: the next `write` would undo
+        them.
         """
         self._check_written()
         for name, weight in self._coded.items():
-            _move_gradient(name, self[_key(name)], weight, self._taken)
+            self._collect_one(name, weight)
+
+    @torch.no_grad()
+    def _collect_one(self, name: str, weight: CodedWeight) -> None:
+        master, grad = self[_key(name)], take_gradient(weight)
+        if grad is None:
+            return
+        if master.grad is None:
+            master.grad = grad.to(master.dtype, copy=True)
+        else:
+            self._taken.check(_key(name), name, master.grad)
+            master.grad.add_(grad)
 
     @torch.no_grad()
     def write(self) -> None:
@@ -214,13 +231,14 @@ class MasterWeights(nn.ParameterDict):
             self._write_one(name, weight)
 
     @torch.no_grad()
-    def _write_moved(self) -> None:
-        """Not the codes of frozen weights, which are not always those that quantizing their values again gives."""
+    def _write_trained(self) -> None:
+        """`write` without frozen weights: quantizing their values again does not always give the same codes."""
         for name, weight in self._coded.items():
             if weight.requires_grad or self[_key(name)].grad is not None:
                 self._write_one(name, weight)
 
     def _write_unless_there(self, name: str, weight: CodedWeight) -> None:
+        """Write the weight's codes, unless they stand for the master's values already."""
         if stands_for(weight, self[_key(name)]):
             note(weight, self[_key(name)], self._written)
         else:
@@ -235,7 +253,7 @@ class MasterWeights(nn.ParameterDict):
             check_unchanged(name, weight, self[_key(name)], self._written, _LATER_VALUES)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As a module's, without `assign`; codes that do not stand for their master's values are written afterwards."""
+        """As a module's, without `assign`. Codes that do not stand for the loaded values are then written from them."""
         if assign:
             raise ValueError("assign is True, and the optimizer steps the masters that are here; leave it out")
         result = super().load_state_dict(state_dict, strict)
@@ -243,16 +261,6 @@ class MasterWeights(nn.ParameterDict):
             for name, weight in self._coded.items():
                 self._write_unless_there(name, weight)
         return result
-
-
-def _scaler_steps() -> bool:
-    """Whether a GradScaler that is enabled has called this. Hooks of an optimizer are told nothing of it."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is torch.amp.GradScaler.step.__code__:
-            return bool(frame.f_locals["self"].is_enabled())
-        frame = frame.f_back
-    return False
 
 
 def _key(name: str) -> str:
@@ -265,51 +273,3 @@ def _master(name: str, weight: CodedWeight, dtype: torch.dtype, values: Tensor |
     elif not isinstance(values, Tensor) or values.shape != weight.shape or not values.is_floating_point():
         raise ValueError(f"values of {name} is {brief(values)}; give floating-point {list(weight.shape)}")
     return nn.Parameter(values.detach().to(weight.device, dtype, copy=True))
-
-
-class _Taken:
-    """Gradients of masters that a step has taken, by name."""
-
-    def __init__(self) -> None:
-        self._gradients: dict[str, tuple[TensorWeakRef, int]] = {}
-
-    def note(self, masters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """A step has taken the gradients of these."""
-        present = ((key, master.grad) for key, master in masters)
-        self._gradients = {key: (TensorWeakRef(grad), grad._version) for key, grad in present if grad is not None}
-
-    def check(self, name: str, grad: Tensor) -> None:
-        """ValueError where a gradient is to be added to one that was taken, and that nobody has cleared since."""
-        taken, version = self._gradients.get(_key(name), (None, 0))
-        if taken is not None and taken() is grad and grad._version == version:
-            raise ValueError(
-                f"the master of {name} has the gradient that the optimizer's last step took, and a new one would be "
-                "added to it; call optimizer.zero_grad() after each step: the module's zero_grad() does not reach the "
-                "masters"
-            )
-
-
-def _gradient_of(master: nn.Parameter) -> Tensor:
-    """The buffer that a layer with `main_grad` adds to."""
-    if master.grad is None:
-        master.grad = torch.zeros_like(master)
-    return master.grad
-
-
-def _has_gradient(weight: Tensor) -> bool:
-    """Whether there is one to be collected: one that a layer has added to its master's is not."""
-    return weight.grad is not None and not getattr(weight, "grad_added_to_main_grad", False)
-
-
-@torch.no_grad()
-def _move_gradient(name: str, master: nn.Parameter, weight: Tensor, taken: _Taken) -> None:
-    grad = weight.grad if _has_gradient(weight) else None
-    weight.grad = None
-    weight.grad_added_to_main_grad = False  # type: ignore[attr-defined]
-    if grad is None:
-        return
-    if master.grad is None:
-        master.grad = grad.to(master.dtype, copy=True)
-    else:
-        taken.check(name, master.grad)
-        master.grad.add_(grad)

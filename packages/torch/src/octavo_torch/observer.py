@@ -20,7 +20,7 @@ from octavo_torch.scaling.recipe_module import RecipeModule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
-    """What one observed step has counted; tensors stay on their devices until somebody asks for numbers.
+    """What one observed step has counted, in tensors on the layers' devices until `as_dict` reads them.
 
     step    number of the step, from 0
     totals  float64 [3, 8, G] by layer, operands in the order x, w, dy and counts in that of TensorStats' fields. The
@@ -31,8 +31,10 @@ class Observation:
     totals: dict[str, Tensor]
 
     def tensors(self) -> dict[str, dict[str, TensorStats]]:
-        """Statistics by layer and operand, on the layers' devices. Operands that no call had are left out by `as_dict`,
-        which can read that; here they have elements of 0."""
+        """Statistics by layer and operand, on the layers' devices.
+
+        An operand that no call has quantized has 0 elements here; `as_dict`, which reads the numbers, leaves it out.
+        """
         return {
             name: {operand: TensorStats(*totals[index].unbind()) for index, operand in enumerate(OPERANDS)}
             for name, totals in self.totals.items()
@@ -85,12 +87,12 @@ class Observer:
         self._layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, RecipeModule)}
         if not self._layers:
             raise ValueError("model has no GroupedLinear, Linear, GroupedMLP or MoE to observe; give one that has")
-        self._probes = {name: self._made(layer) for name, layer in self._layers.items()}
+        self._probes = {name: self._new_probes(layer) for name, layer in self._layers.items()}
         self._step = 0
         self.observing = False
         self._set(observing=True)
 
-    def _made(self, layer: RecipeModule) -> tuple[Probe, ...]:
+    def _new_probes(self, layer: RecipeModule) -> tuple[Probe, ...]:
         parameter = next(layer.parameters())
         if parameter.is_meta:
             raise ValueError("model is on the meta device and has no values to observe; call to_empty first")
@@ -103,13 +105,13 @@ class Observer:
         for name, layer in self._layers.items():
             if observing:
                 for probe in self._probes[name]:
-                    probe.begin(layer.recipe)  # `convert` may have given it another one meanwhile
+                    probe.begin(layer.recipe)  # `convert` may have given the layer another recipe
                 layer.probes = self._probes[name]
             elif layer.probes is self._probes[name]:
                 del layer.probes
 
     def step(self) -> Observation | None:
-        """End a step: what it has counted where it was observed, else None; nothing is read back.
+        """End a step: returns what it has counted if it was observed, else None. No value is read on the host.
 
         Call it once after each optimizer step, outside of captured graphs.
         """
@@ -145,8 +147,8 @@ def observe(model: nn.Module, *, every: int = 100, rows: int | None = 128) -> Ob
     """Count what quantization does to x, w and dy of each layer with a recipe in `model`, at some steps.
 
     every   step 0 is observed, and each `every`-th after it; at the others the layers run as without an observer
-    rows    of each expert that are looked at, a multiple of 128, evenly spread, in 1024 of their columns; None: all, in
-            every column. An amax is of all
+    rows    how many rows of each expert are looked at: a multiple of 128, evenly spread, in 1024 of their columns;
+            None: all rows and columns. An amax is always that of all elements
 
     ::
 
@@ -158,11 +160,12 @@ def observe(model: nn.Module, *, every: int = 100, rows: int | None = 128) -> Ob
 
     Counting changes no result. In an observed step nothing waits for the device: sums are added to tensors there, over
     microbatches, and `Observation.as_dict` reads them later. Activation checkpointing counts x and w of a layer twice,
-    which changes no share and no SQNR. torch.compile makes one more graph for observed steps. A CUDA graph holds what
-    was on while it was captured: capture one while `observing` and one without, and replay the first where
-    `observer.observing` says so. Layers that were quantized before the call have no values of that operand.
+    which changes no share and no SQNR. torch.compile makes one more graph for observed steps. A CUDA graph counts if it
+    was captured in an observed step: capture one graph while `observer.observing` is true and one while it is not, and
+    replay the one that fits the step. An operand that a caller has quantized before the layer's call has no values to
+    count.
 
-    `octavo_torch.convert` has an observed step count anew, with the new recipe.
+    After `octavo_torch.convert` an observed step counts anew, with the new recipe.
 
     Raises ValueError for arguments that do not fit and for a model without grouped layers.
     """

@@ -11,7 +11,7 @@ Values
     OPERANDS             the operands in the order of a DelayedState's rows: "x", "w", "dy"
     Extras               what a fused quantizer returns beside codes and scales
     QuantizedWeight      a weight's codes with the weight that they were made of; quantize_weight makes them
-    RecipeModule         the base of GroupedLinear, Linear and GroupedMLP; update_scales ends a step of those in a model
+    RecipeModule         the base of GroupedLinear, Linear, GroupedMLP and MoE; update_scales ends a step of a model's
 
 Dtypes
 

@@ -1,4 +1,8 @@
-"""Steps of optimizers whose kernels change parameters and do not count it in their versions, as torch's fused ones."""
+"""watch: has torch count in-place changes of parameters by optimizers whose kernels do not, such as torch's fused ones.
+
+torch counts changes in place in `Tensor._version`, but a fused optimizer step leaves it as it was. Code that compares
+versions, to find out whether codes still belong to their weight, would miss such a step.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _versions = WeakTensorKeyDictionary()
-"""Of each tensor that is watched, the version after the last step; of no other one is anything changed."""
+"""The version of each watched tensor after its optimizer's last step. Other tensors are left alone."""
 
 _hooked = False
 
 
 def watch(tensors: Iterable[Tensor]) -> None:
-    """From now on a step of a torch.optim.Optimizer that leaves the version of one of these as it was counts it.
+    """From now on each step of a torch.optim.Optimizer raises the version of those of `tensors` that it has stepped.
 
-    Whoever compares versions to find out whether a parameter has changed calls it.
+    Call it before versions are compared to find out whether one of them has changed.
     """
     global _hooked
     for value in tensors:
-        if not value.is_inference():  # these have no version
+        if not value.is_inference():  # a tensor of inference mode has no version
             _versions[value] = value._version
     if not _hooked:
         _hooked = True

@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         (offloaded, {"path": tmp_path, "device": "cpu"}, "are offloaded by accelerate"),
         (coded, {}, r"path is None and the experts model\.layers\.0\.mlp\.experts are codes alone already"),
         (of_fp8, {}, r"the gate_up_proj of experts model\.layers\.1\.mlp\.experts is float8_e4m3fn, codes of another"),
-        (other, {}, r"the experts model\.layers\.1\.mlp\.experts compute an activation that moe_mlp has not"),
+        (other, {}, r"the experts model\.layers\.1\.mlp\.experts compute an activation that moe_mlp does not have"),
     ]
     for given, more, message in wrong:
         with pytest.raises(ValueError, match=message):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import octavo
-from octavo_torch import GroupedLinear
+from octavo_torch import GroupedLinear, add_lora
 from octavo_torch.adapters.megatron import ExpertLinear, builders
 
 INSTALLED = find_spec("megatron") is not None
@@ -217,6 +217,14 @@ def test_inside_megatron(bias: bool, backend: str | None, rng: np.random.Generat
     quantized.load_state_dict(module.state_dict())
     low = quantized(x, torch.tensor(SIZES), probs)[0]
     assert 0 < torch.linalg.vector_norm(low - y) <= 2.0**-2 * torch.linalg.vector_norm(y)
+
+
+def test_adapters_have_no_keys_in_distributed_checkpoints() -> None:
+    """A layer with adapters is refused with what to do, and not by a number that no parameter's name ends in."""
+    layer = build()
+    add_lora(layer, 2)
+    with pytest.raises(ValueError, match=r"the layer experts\.linear has adapters \(lora\).* save the adapters' own"):
+        layer.sharded_state_dict("experts.linear.")
 
 
 @needs_megatron

@@ -149,7 +149,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no module": (lambda: 3, "*", r"model is 3; give a torch\.nn\.Module"),
     "no match": (one(), "x*", "filter matches none of the model's Linear modules; give names among q"),
     "none there": (lambda: nn.ReLU(), "*", r"model has no torch\.nn\.Linear; give one that has"),
-    "itself": (lambda: nn.Linear(K, K), "*", "model is the Linear itself, and nobody would hold its replacement"),
+    "itself": (lambda: nn.Linear(K, K), "*", "model is the Linear itself, so there is no module in which"),
     "no filter": (one(), None, "filter is None; give a pattern of names, a function of name and module$"),  # type: ignore[dict-item]
     "ours": (
         lambda: nn.Sequential(Linear(K, K, recipe=None)), "0",

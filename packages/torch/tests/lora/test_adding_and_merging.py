@@ -10,6 +10,8 @@ import pytest
 import torch
 from lora_modules import MODULES, REFERENCE, SIZES, F, G, K, M, called, made, randomize, rows
 from low_rank_oracle import Near, assert_near, exact, product, rounded, scaled
+from rank_work.fsdp_gathered import change_what_was_gathered
+from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
@@ -187,3 +189,13 @@ def test_a_weight_that_is_computed_is_frozen(rng: np.random.Generator) -> None:
     assert {name for name, parameter in layer.named_parameters() if parameter.requires_grad} == {
         "lora.lora_A", "lora.lora_B"
     }  # fmt: skip
+
+
+def test_weights_that_fsdp_has_gathered(ranks: Ranks) -> None:
+    """After a forward a module may have gathered copies: merging changes the shards, and not what is dropped next."""
+    for equal, told in ranks(change_what_was_gathered):
+        assert equal == [True, True]
+        assert told == [
+            "weight1 is sharded; add adapters before FSDP2 shards it",
+            "weight1 is sharded; give the module before it is sharded",
+        ]

@@ -45,7 +45,7 @@ HOSTILE: list[tuple[Callable[[Any], Any], str]] = [
     (group("lr", "fast"), "lr is 'fast'"),
     (group("betas", (0.9, 1.5)), r"betas is \(0.9, 1.5\)"),
     (group("seed", 0.5), "seed is 0.5"),
-    (group("amsgrad", True), "amsgrad=True, which is not served"),
+    (group("amsgrad", True), "amsgrad=True, an option of torch.optim.AdamW that this step does not have"),
     (group("decoupled_weight_decay", False), r"group 0 is torch.optim.Adam's with weight_decay=0.01"),
     (lambda s: s["state"].update({7: {}}), "state_dict has a state of 7"),
     (lambda s: s["state"].update({0: [1]}), r"state_dict's state of params\[0\]\[0\] is a list"),

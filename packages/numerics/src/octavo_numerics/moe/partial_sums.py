@@ -17,10 +17,11 @@ def partial_sums_bound(rows: NDArray[Any], ranks: NDArray[np.integer[Any]]) -> N
     rows    [T, k, N], the row of each choice, in the dtype of y
     ranks   [T, k], the rank of each choice's expert; negative for a choice that goes nowhere
 
-    A rank sums its rows of a token in fp32 and rounds once to the dtype, home sums what it gets likewise. With u half
-    a unit of the dtype and g = k 2^-24, for fp32's sums of k terms at most (Higham, Accuracy and Stability of Numerical
-    Algorithms, section 4.2), a rank's sum s of rows with the absolute sum a is off by e = g a + u (|s| + g a), and y
-    by f + u (|sum| + f), f being the sum over the ranks of e + g (|s| + e).
+    A rank sums its rows of a token in fp32 and rounds once to the dtype; the token's own rank sums what it receives in
+    the same way. Let u be half a unit of the dtype, and g = k 2^-24 the relative error of fp32 sums of k terms at most
+    (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2). Then a rank's sum s, of rows whose absolute
+    values sum to a, is off by e = g a + u (|s| + g a), and y by f + u (|sum| + f), where f is the sum over the ranks of
+    e + g (|s| + e).
     """
     wide = np.where((ranks >= 0)[:, :, None], rows.astype(np.float64), 0.0)
     info = ml_dtypes.finfo(rows.dtype)  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ class Choice(NamedTuple):
 
 
 def route_scores(logits: NDArray[Any], score: Score) -> NDArray[np.float64]:
-    """The scores of logits [T, E]; NaN of what is no number, without a warning."""
+    """The scores of logits [T, E]; NaN for a logit that is NaN, without a warning."""
     with np.errstate(invalid="ignore", over="ignore"):
         return _scores(logits.astype(np.float64), score)
 
@@ -44,7 +44,7 @@ def in_order(values: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def are_experts(choices: NDArray[np.int64], experts: int) -> NDArray[np.bool_]:
-    """Which choices are of 0 to E - 1; another one is nobody's."""
+    """Which choices are experts: 0 to E - 1. Any other number stands for no expert."""
     return (choices >= 0) & (choices < experts)
 
 
@@ -68,13 +68,13 @@ def choose_experts(
     """The choices for logits [T, E], in float64: the k largest, NaN before all, the lower expert among equals.
 
     bias     [E], added to the scores for choosing; weights are without it
-    replay   [T, k], choices to take in the place of those; -1 goes nowhere, and weighs 0
+    replay   [T, k], choices to take instead; one outside of 0 to E - 1 goes to no expert and weighs 0
     """
     tokens, experts = logits.shape
     scores = route_scores(logits, rule.score)
     chosen_by = scores if bias is None else scores + bias
     if bias is None and not rule.by_groups:
-        chosen_by = logits.astype(np.float64)  # of which each score is an increasing function, but for rounding
+        chosen_by = logits.astype(np.float64)  # in the order of the scores, which may round two logits to one score
     if replay is None:
         if rule.by_groups:
             grouped = chosen_by.reshape(tokens, rule.groups, experts // rule.groups)

@@ -1,7 +1,6 @@
-"""The gradient of a router's logits, and what fp32 kernels may be off by.
+"""The gradient of a router's logits, and how far fp32 kernels may be off from it and from the choices' weights.
 
-`octavo_numerics.choose_experts` has the definition of the choices and their weights, of which these are the derivative
-and the bounds. u is 2^-24.
+`octavo_numerics.choose_experts` defines the choices and their weights. u is 2^-24.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def _logistic(x: F64) -> F64:
 
 
 def _slopes(logits: F64, score: Score) -> F64:
-    """Of each score in its logit; of softmax without what the other logits add."""
+    """The derivative of each score by its own logit; for softmax without the part that all logits share."""
     scores = route_scores(logits, score)
     if score == "softmax":
         return scores
@@ -80,8 +79,11 @@ def choice_weights_bound(logits: NDArray[Any], choice: Choice, rule: RouterRule)
 def choose_gradient_bound(
     logits: NDArray[Any], choices: NDArray[Any], dweights: NDArray[Any], rule: RouterRule
 ) -> NDArray[np.float64]:
-    """What an fp32 gradient of the logits may be off by before it is rounded, [T, E]: the bound of its weights, and
-    k + 8 roundings, of the magnitudes of its addends; 0 of a token whose choices are all nobody's."""
+    """What an fp32 gradient of the logits may be off by before it is rounded, [T, E].
+
+    It is the error of the weights and k + 8 roundings, relative to the magnitudes of the gradient's addends; 0 for a
+    token none of whose choices is an expert.
+    """
     wide, chosen = logits.astype(np.float64), choices.astype(np.int64)
     picked = of_choices(route_scores(wide, rule.score), chosen)
     divisor = divisor_of(picked, rule)
@@ -100,7 +102,8 @@ def choose_gradient_bound(
 
 
 def _score_error(logits: NDArray[Any], choices: NDArray[np.int64], rule: RouterRule) -> NDArray[np.float64]:
-    """Of scores, relative: of the choices' own where they are not divided, and of twice the largest where they are."""
+    """The relative error of the choices' weights: that of their scores, or, where they are renormalized, twice the
+    largest of a token and the roundings of the division."""
     wide = logits.astype(np.float64)
     units = np.full(wide.shape, 12.0)
     if rule.score == "softmax":

@@ -60,7 +60,7 @@ class AdamWState:
 
 @dataclass(frozen=True, slots=True)
 class AdamWScalars:
-    """fp32 factors of a step, `first` and `second` being those of the old moments and of what is added to them."""
+    """fp32 factors of a step. `first` and `second` are pairs: the factors of the old moment and of what is added."""
 
     decay: np.float32
     first: tuple[np.float32, np.float32]
@@ -156,13 +156,13 @@ def adamw_step(
 def adamw_bound(
     master: npt.NDArray[Any], grad: npt.NDArray[Any], state: AdamWState, rule: AdamWRule
 ) -> npt.NDArray[np.float64]:
-    """What the fp32 master after a step is off by at most from the same step in exact arithmetic, where nothing over-
-    or underflows.
+    """How far the fp32 master after a step may be from that of exact arithmetic, where nothing over- or underflows.
 
-    It holds for each order of the operations, contracted or not, with scalars rounded to fp32 and m + (g - m) w as the
-    first moment, too: so two implementations differ by at most twice as much. With e = 2^-24, n the set bits of t and
-    M = |m| + (1 - b1) |g|: m is off by 4 e M; v by 5 e v; the denominator and the quotient by the relative 10 e and
-    2 n e of the correction's root; step_size by (3 + 4 n) e; and the decayed master by 4 e.
+    It holds for every order of the operations, contracted or not, with scalars rounded to fp32, and also where the
+    first moment is computed as m + (g - m) w; so two implementations differ by at most twice as much. With e = 2^-24,
+    n the set bits of t and M = |m| + (1 - b1) |g|: m is off by 4 e M; v by 5 e v; the denominator and the quotient by
+    10 e, relatively, and by 2 n e from the root of the bias correction; step_size by (3 + 4 n) e; and the decayed
+    master by 4 e.
     """
     e, step = 2.0**-24, state.step + 1
     bits = min(step, (1 << _STEP_BITS) - 1).bit_count()

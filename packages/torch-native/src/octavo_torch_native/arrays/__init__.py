@@ -1,1 +1,1 @@
-"""From tensors to addresses: row plans, strides, streams, workspaces."""
+"""From tensors to octavo_native's calls: group indices, addresses, strides, streams, workspaces."""

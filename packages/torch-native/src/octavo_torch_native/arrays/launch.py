@@ -1,4 +1,4 @@
-"""From tensors to octavo_native's calls: addresses, row strides, streams, workspaces."""
+"""Calls octavo_native with tensors: their addresses and row strides, the current stream, a workspace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo_native import Sequence
 from octavo_torch.plugin_api import row_strides
 
 PIECE = 16
-"""Bytes that one load of a kernel takes; rows that stand otherwise take the slow way, or a copy."""
+"""Bytes that a kernel loads or stores at once. Rows that do not start at a multiple of it are read slowly or copied."""
 
 _WORKSPACE_ALIGNMENT = 256
 
@@ -30,8 +30,8 @@ def address(tensor: Tensor | None) -> int:
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
     """`x` [M, K] or [G, N, K] as rows of K elements side by side, and the row stride in elements.
 
-    x itself where its rows stand at one stride of whole 16-byte pieces, or where nothing stands between them; else a
-    contiguous copy (a transposed or expanded view, rows that begin between such pieces).
+    It is x itself if x is contiguous, or if its rows start at one stride and each at a multiple of 16 bytes; otherwise,
+    as for a transposed or expanded view, a contiguous copy.
     """
     if x.is_contiguous():
         return x, x.shape[-1]
@@ -48,7 +48,7 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def aligned_rows(x: Tensor) -> tuple[Tensor, int]:
-    """`as_rows` for kernels that read nothing but whole pieces: on a GPU x begins at one, or is copied."""
+    """`as_rows` for kernels that read 16-byte pieces alone: contiguous rows on a GPU, too, start at a multiple."""
     rows, stride = as_rows(x)
     if rows.is_cuda and rows.data_ptr() % PIECE:
         return rows.clone(), stride
@@ -56,18 +56,18 @@ def aligned_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def aligned_vector(x: Tensor) -> Tensor:
-    """Contiguous `x` [K] that begins with a whole piece, such as kernels for aligned rows load: x itself, or a copy."""
+    """`x` [K], or a copy, that is contiguous and starts at a multiple of 16 bytes, as kernels that read pieces need."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % PIECE else x
 
 
 def aligned(x: Tensor) -> bool:
-    """True for contiguous memory that begins with a whole piece of what kernels load."""
+    """True for contiguous memory that starts at a multiple of the 16 bytes which kernels load at once."""
     return x.is_contiguous() and not x.data_ptr() % PIECE
 
 
 def writable_strides(out: Tensor) -> tuple[int, int] | None:
-    """`row_strides` of `out`; None, too, where its rows on a GPU begin between 16-byte pieces."""
+    """`row_strides` of `out`; None also where its rows, on a GPU, do not start at multiples of 16 bytes."""
     strides = row_strides(out)
     if strides is not None and out.is_cuda:
         size = out.element_size()
@@ -79,7 +79,7 @@ def writable_strides(out: Tensor) -> tuple[int, int] | None:
 def workspace(size: int, like: Tensor) -> tuple[Tensor | None, int]:
     """`size` bytes on `like`'s device and current stream, and their aligned address; (None, 0) for none.
 
-    From torch's allocator at each call: it belongs to this call, whatever other streams and threads do.
+    It comes from torch's allocator in each call, so that calls on other streams and threads have other memory.
     """
     if not size:
         return None, 0
@@ -90,14 +90,14 @@ def workspace(size: int, like: Tensor) -> tuple[Tensor | None, int]:
 
 
 def submit(call: Callable[..., None], like: Tensor, arguments: dict[str, Any], *, threaded: bool = True) -> None:
-    """`call` on `like`'s device: on the current stream of a GPU, on torch's number of threads on a CPU."""
+    """Run `call` on `like`'s device: on the current stream of a GPU, on torch's number of threads on a CPU."""
     if not like.is_cuda:
         if threaded:
             arguments["threads"] = _threads()
         call(cuda=False, **arguments)
         return
     device = like.device
-    # torch.cuda's functions of these names make objects and ask whether CUDA is there: that costs as much as a launch
+    # torch.cuda's own functions create objects and check that CUDA is initialized, which costs as much as a launch
     arguments["stream"] = torch._C._cuda_getCurrentRawStream(device.index)
     if torch._C._cuda_getDevice() == device.index:
         call(cuda=True, **arguments)
@@ -107,7 +107,7 @@ def submit(call: Callable[..., None], like: Tensor, arguments: dict[str, Any], *
 
 
 def run(sequence: Sequence, arrays: list[int], like: Tensor) -> None:
-    """The recorded launches on `like`'s device, as `submit`."""
+    """Run recorded launches on `like`'s device, as `submit` does with one call."""
     if not like.is_cuda:
         sequence.run(arrays, 0, _threads())
         return

@@ -12,45 +12,26 @@ from torch import Tensor
 from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
-from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_native.support import tokens_refusal
 from octavo_registry.contract import WEIGHT_SHAPES, TokenRows, Weight, gemm_form
-from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text, quantizer_text
+from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.arrays.layouts import layout_of
 from octavo_torch_native.gemm import operators as gemm_operators
+from octavo_torch_native.gemm.operands import (
+    NOT_GATHERED,
+    OperandPair,
+    Planes,
+    gathered,
+    is_quantized,
+    native_planes,
+)
 from octavo_torch_native.gemm.spec import GemmSpec, Tokens, gemm_text, quantized_gemm
-from octavo_torch_native.quantizers import operators
-from octavo_torch_native.quantizers.planes import PlaneSizes, check_plane, plane_sizes
+from octavo_torch_native.quantizers.planes import check_plane, plane_sizes
 
 GroupSizes = Tensor | GroupIndex
-Planes = tuple[Tensor, Tensor | None, Tensor | None]
 Rows = GroupedTensor | Tensor | TokenRows[Tensor]
-_Indexed = tuple[Tokens, Tensor | None, int]
-"""Which operand is rows of tokens, the choice of each row, and the choices of a token."""
-
-
-class _OperandPair:
-    """What follows from the specs of a GEMM's two operands, computed once.
-
-    specs           kept alive: a pair is found by their identity, because comparing or hashing one costs more than a
-                    launch
-    text            the GemmSpec, as the operators take it
-    rows, n, k, groups   the kernel's sides; of left's codes of tokens, whose rows are gathered, `rows` are the tokens
-    left, right     the sizes that the operands' planes have to have
-    convert_left, convert_right   whether an operand is plain, and is converted to the native layout in each call
-    """
-
-    __slots__ = ("convert_left", "convert_right", "groups", "k", "left", "n", "right", "rows", "specs", "text")
-
-    def __init__(self, specs: tuple[GroupedTensorSpec, GroupedTensorSpec], text: str, sides: tuple[int, ...]) -> None:
-        self.specs, self.text = specs, text
-        self.rows, self.n, self.k, self.groups = sides
-        self.convert_left = self.convert_right = False
-        self.left: PlaneSizes
-        self.right: PlaneSizes
 
 
 class GroupedGemm:
@@ -79,11 +60,11 @@ class GroupedGemm:
         self.left, self.right = form.operands
         self._name, self._dtype = dtype, DTYPES[dtype]
         self._fast, self._ctas, self._interleave = fast_accumulation, ctas, interleave
-        self._pairs: Bounded[tuple[int, int, torch.dtype, bool, bool], _OperandPair] = Bounded()
+        self._pairs: Bounded[tuple[int, int, torch.dtype, bool, bool], OperandPair] = Bounded()
         self._texts: Bounded[tuple[torch.dtype, torch.dtype, bool, Tokens], str] = Bounded()
 
     def limited(self, ctas: int) -> Self:
-        """This GEMM in at most `ctas` CTAs, each of which has a multiprocessor to itself."""
+        """The same GEMM, which takes at most `ctas` CTAs, each with a multiprocessor to itself."""
         return type(self)(
             self._name, weight=self._weight, fast_accumulation=self._fast, ctas=ctas, interleave=self._interleave
         )
@@ -100,19 +81,20 @@ class GroupedGemm:
     ) -> Tensor:
         dtype = self._dtype if out is None else out.dtype
         index: GroupIndex | None
-        indexed: _Indexed = ("none", None, 1)
-        if isinstance(left, TokenRows) and _is_quantized(left.tokens) == _is_quantized(right):
-            indexed, left = _indexed("left", left), left.tokens
+        gathering = NOT_GATHERED
+        if isinstance(left, TokenRows) and is_quantized(left.tokens) == is_quantized(right):
+            gathering, left = gathered("left", left), left.tokens
         elif isinstance(right, TokenRows) and isinstance(left, Tensor) and self._kernel == "wgrad":
-            indexed, right = _indexed("right", right), right.tokens
+            gathering, right = gathered("right", right), right.tokens
+        order = gathering.order
         if isinstance(left, GroupedTensor) and isinstance(right, GroupedTensor):
-            tokens = indexed[1] is not None
+            tokens = order is not None
             pair = self._pairs.get((id(left.spec), id(right.spec), dtype, accumulate, tokens))
             if pair is None:
                 pair = self._new_pair(left.spec, right.spec, dtype, accumulate, tokens)
             text, rows, n, k, groups = pair.text, pair.rows, pair.n, pair.k, pair.groups
-            if indexed[1] is not None:
-                rows = indexed[1].shape[0]
+            if order is not None:
+                rows = order.shape[0]
             a: Planes = left.plane(self.direction[0])
             b: Planes = right.plane(self.direction[1])
             sizes = group_sizes if tokens or type(group_sizes) is GroupIndex else left.group_sizes
@@ -120,19 +102,19 @@ class GroupedGemm:
             assert index is not None
             self._check_planes(pair, a, b, index)
             if pair.convert_left:
-                a = _native(left.spec, a, index, self.direction[0])
+                a = native_planes(left.spec, a, index, self.direction[0])
             if pair.convert_right:
-                b = _native(right.spec, b, index, self.direction[1])
+                b = native_planes(right.spec, b, index, self.direction[1])
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             if left.dtype is not right.dtype:
                 left, right = self._same_dtype(left, right)
-            key = left.dtype, dtype, accumulate, indexed[0]
+            key = left.dtype, dtype, accumulate, gathering.side
             text = self._texts.get(key) or self._new_text(*key)
             shape, other = left.shape, right.shape
-            if indexed[1] is not None:
-                rows = indexed[1].shape[0]
-                shape = torch.Size((rows, shape[1])) if indexed[0] == "left" else shape
-                other = torch.Size((rows, other[1])) if indexed[0] == "right" else other
+            if order is not None:
+                rows = order.shape[0]
+                shape = torch.Size((rows, shape[1])) if gathering.side == "left" else shape
+                other = torch.Size((rows, other[1])) if gathering.side == "right" else other
             index = group_index_of((shape[0], 0), group_sizes, left)
             assert index is not None
             groups = index.groups
@@ -143,7 +125,7 @@ class GroupedGemm:
                 f"{self.left} is a {type(left).__name__} and {self.right} a {type(right).__name__}; "
                 "give two GroupedTensors, or two tensors, the rows of one of which may be TokenRows"
             )
-        inputs = (*a, *b, index.words, bias, bias_scales, *indexed[1:], text, rows, n, k, groups)
+        inputs = (*a, *b, index.words, bias, bias_scales, order, gathering.each, text, rows, n, k, groups)
         if out is None:
             result: Tensor = gemm_operators.gemm(*inputs)
             return result
@@ -159,7 +141,7 @@ class GroupedGemm:
 
     def _new_pair(
         self, left: GroupedTensorSpec, right: GroupedTensorSpec, dtype: torch.dtype, accumulate: bool, tokens: bool
-    ) -> _OperandPair:
+    ) -> OperandPair:
         self._check_quantizers(left, right)
         if tokens:
             self._check_tokens(left)
@@ -172,7 +154,7 @@ class GroupedGemm:
         sides = (*self._sides(shape, right.shape, right.groups), right.groups)
         if tokens:
             spec = replace(spec, tokens="left")
-        pair = _OperandPair((left, right), gemm_text(self._with_options(spec)), sides)
+        pair = OperandPair((left, right), gemm_text(self._with_options(spec)), sides)
         layouts = [layout_of(spec, way) for spec, way in zip((left, right), self.direction, strict=True)]
         pair.convert_left, pair.convert_right = layouts[0] == PLAIN and not tokens, layouts[1] == PLAIN
         pair.left, pair.right = (
@@ -242,7 +224,7 @@ class GroupedGemm:
             raise ValueError(f"out has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
         return name
 
-    def _check_planes(self, pair: _OperandPair, a: Planes, b: Planes, index: GroupIndex) -> None:
+    def _check_planes(self, pair: OperandPair, a: Planes, b: Planes, index: GroupIndex) -> None:
         """ValueError for planes, or sizes, that are not what the specs say."""
         check_plane(self.left, pair.left, pair.specs[0].groups, *a)
         check_plane(self.right, pair.right, pair.groups, *b)
@@ -266,25 +248,6 @@ class GroupedGemm:
                 "or use torch-reference"
             )
         return left.to(dtype), right.to(dtype)
-
-
-def _is_quantized(value: object) -> bool:
-    return isinstance(value, GroupedTensor)
-
-
-def _indexed(side: Tokens, rows: TokenRows[Tensor]) -> _Indexed:
-    return side, rows.order, rows.position.shape[1]
-
-
-def _native(spec: GroupedTensorSpec, planes: Planes, index: GroupIndex, direction: Direction) -> Planes:
-    """Plain planes in the native layout. Stacked matrices have no sizes, and no plan."""
-    codes, scale, factor = planes
-    words = index.words if spec.ragged_axis == 0 else None
-    _, to = LAYOUTS_OF_DIRECTION[direction]
-    text = quantizer_text(spec.quantizer)
-    assert scale is not None  # of quantized operands there are always some
-    codes, scale = operators.convert(codes, scale, words, text, list(spec.shape), spec.groups, direction, to)
-    return codes, scale, factor
 
 
 class Fprop(GroupedGemm):

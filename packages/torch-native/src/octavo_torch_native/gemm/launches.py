@@ -71,7 +71,7 @@ class GemmLaunch:
         return (rows, n if self._gemm == "fprop" else k)
 
     def shapes(self, rows: int, n: int, k: int, groups: int, cuda: bool) -> GemmShapes:
-        """Those of operands of these sides; computing them takes longer than a launch."""
+        """The shapes for operands of these sides, remembered: computing them takes longer than a launch."""
         key = (rows, n, k, groups, cuda)
         shapes = self._shapes.get(key)
         if shapes is None:

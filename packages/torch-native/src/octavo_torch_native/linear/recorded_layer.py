@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,14 +25,26 @@ from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
 _INT64, _UINT8 = torch.int64, torch.uint8
 
-Rest = tuple[LayerRecording, Tensor, DelayedState | None, int, int]
-"""Of one call: the recording for its number of rows, its plan, state, history slots (0: no record) and group offset."""
+
+class Rest(NamedTuple):
+    """What a backward needs of its forward besides tensors of the caller.
+
+    recording   for the call's number of rows
+    plan        the words of its GroupIndex
+    history     slots of the history in which the amax is recorded; 0: it is not recorded
+    """
+
+    recording: LayerRecording
+    plan: Tensor
+    state: DelayedState | None
+    history: int
+    group_offset: int
 
 
 def whole_layer(
     gemms: Mapping[Gemm, Plan[GemmRequest, Any]], quantizers: Mapping[Operand, Plan[QuantizeRequest, Any]]
 ) -> RecordedLayer | None:
-    """The layer of these plans; None where it converts operands between its launches."""
+    """The layer of these plans; None where operands would have to be converted between its launches."""
     if any(plan.request.other_dtype not in (None, plan.request.in_dtype) for plan in gemms.values()):
         return None
     for plan in quantizers.values():
@@ -138,7 +150,7 @@ class RecordedLayer:
         ]
         run(recorded.sequence, arrays, x)
         del memory
-        return y, columns, (recording, plan, state, history, offset)
+        return y, columns, Rest(recording, plan, state, history, offset)
 
     def backward(
         self,
@@ -181,7 +193,7 @@ class RecordedLayer:
 
     def sizes(self, rest: Rest) -> Tensor:
         """See octavo_registry.contract.layer.WholeLayer."""
-        starts = rest[1][ROW_START : ROW_START + self._sides[2] + 1]
+        starts = rest.plan[ROW_START : ROW_START + self._sides[2] + 1]
         return starts[1:] - starts[:-1]
 
     def _new_recording(self, rows: int) -> LayerRecording:
@@ -190,7 +202,7 @@ class RecordedLayer:
 
 
 def _layouts(operand: Operand, layouts: tuple[str, str], valued: frozenset[PlaneName]) -> tuple[str, str]:
-    """Those of the plan, but where the layer reads values."""
+    """The layouts of the quantizer's plan, or of values for the planes of which the layer reads values."""
     row, column = (
         VALUES if (operand, direction) in valued else layout
         for direction, layout in zip(LAYOUTS_OF_DIRECTION, layouts, strict=True)
@@ -199,5 +211,5 @@ def _layouts(operand: Operand, layouts: tuple[str, str], valued: frozenset[Plane
 
 
 def _state_addresses(state: DelayedState | None) -> tuple[int, int]:
-    """Of the encode scales and of the history."""
+    """The addresses of the encode scales and of the history; 0 without a state."""
     return (0, 0) if state is None else (state.scale.data_ptr(), state.history.data_ptr())

@@ -22,8 +22,9 @@ from octavo_registry.contract import gemm_form
 from octavo_torch.plugin_api import OPERANDS, Bounded
 from octavo_torch_native.arrays.launch import PIECE
 from octavo_torch_native.gemm.launches import GemmLaunch
-from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes
+from octavo_torch_native.quantizers.launches import QuantizeLaunch
 from octavo_torch_native.quantizers.planes import DTYPE_NUMBERS, PREFIX
+from octavo_torch_native.quantizers.shapes import QuantizeShapes
 
 X, W, PLAN, COLUMNS, SCRATCH, WORKSPACE, SEED, SCALE, HISTORY = range(1, 10)
 """Numbers of the arrays of both passes; COLUMNS holds the column planes that forward leaves for backward."""
@@ -67,7 +68,7 @@ class LayerKernels:
         self._shapes_of_w: dict[QuantizeLaunch, QuantizeShapes] = {}  # the same for every number of rows
 
     def shapes(self, launch: QuantizeLaunch, operand: Operand, rows: int, cuda: bool) -> QuantizeShapes:
-        """Those of `operand` for `launch`."""
+        """The shapes of `operand` in `launch`."""
         if operand == "dy":
             return launch.new_shapes((rows, self.n), self.groups, self.row_dtype, cuda)
         if operand == "x":

@@ -27,7 +27,7 @@ READ_AT_ONCE: frozenset[PlaneName] = frozenset(
 def planes_of_values(
     gemms: Mapping[Gemm, Plan[GemmRequest, Any]], quantizers: Mapping[Operand, Plan[QuantizeRequest, Any]]
 ) -> frozenset[PlaneName]:
-    """Those of layers whose products are emulated and whose quantizers write values."""
+    """The planes that hold values: none, unless the layer's products are emulated and its quantizers write values."""
     dtypes = {"x": "in_dtype", "w": "in_dtype", "dy": "out_dtype"}
     fprop = gemms["fprop"].request
     if not emulates(fprop):

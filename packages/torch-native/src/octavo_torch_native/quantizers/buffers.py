@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from octavo_torch.plugin_api import GroupedTensor, dtype_text
-from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes
+from octavo_torch_native.quantizers.launches import QuantizeLaunch
 from octavo_torch_native.quantizers.planes import Shape
+from octavo_torch_native.quantizers.shapes import QuantizeShapes
 
 
 def check_buffer(name: str, value: Tensor | None, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:

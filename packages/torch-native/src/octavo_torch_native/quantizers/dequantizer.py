@@ -1,4 +1,4 @@
-"""From codes back to values, and from one layout to another."""
+"""Dequantizer: codes back to values; and `converted`: planes from one layout to another."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,7 +22,24 @@ Wanted = tuple[str, ...] | None
 
 _OUTPUTS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
 _UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
-"""Of a launch without planes, which needs neither a scale nor random bits."""
+"""The quantizer of a launch without planes, which nothing reads: one that needs neither a scale nor random bits."""
+
+
+class _Rounding(NamedTuple):
+    """How codes are rounded: the seed, the number of the first group, and encode scales of delayed scaling."""
+
+    seed: Tensor | int | None
+    group_offset: int
+    scale: Tensor | None
+
+
+class _PrologueInputs(NamedTuple):
+    """What a prologue reads besides x, in the order of the operator's arguments."""
+
+    dy: Tensor | None = None
+    probs: Tensor | None = None
+    gamma: Tensor | None = None
+    beta: Tensor | None = None
 
 
 class _Fused:
@@ -42,23 +59,22 @@ class _Fused:
         group_sizes: GroupSizes,
         operand: str | None,
         wanted: Wanted,
-        rounding: tuple[Tensor | int | None, int, Tensor | None],
-        prologue: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+        rounding: _Rounding,
+        prologue: _PrologueInputs,
         **function: str | float,
     ) -> tuple[GroupedTensor, Extras]:
         """Codes and the extras that are wanted.
 
-        rounding   seed, group offset and encode scales
-        prologue   dy, probs, gamma and beta
-        function   fields of QuantizeSpec that name what is computed first
+        function   fields of QuantizeSpec that name what the prologue computes
         """
         key = (operand, wanted, *function.values())
         text, launch = self._launches.get(key) or self._new_launch(operand, wanted, function)
         index = group_index_of(x.shape, group_sizes, x)
         assert index is not None  # these operations take rows
-        seed, group_offset, scale = rounding
-        key_of_bits = seed_tensor(seed, x.device) if self._spec.stochastic else None
-        outputs = operators.quantize(x, index.words, index.groups, text, key_of_bits, group_offset, scale, *prologue)
+        random = seed_tensor(rounding.seed, x.device) if self._spec.stochastic else None
+        outputs = operators.quantize(
+            x, index.words, index.groups, text, random, rounding.group_offset, rounding.scale, *prologue
+        )
         codes = launch.tensor(launch.shapes(x, index.groups), index.group_sizes, outputs)
         extras = outputs[len(outputs) - len(launch.extras) :]
         return codes, Extras(**dict(zip(launch.extras, extras, strict=True)))
@@ -131,8 +147,8 @@ class ActQuantizer(_Fused):
             group_sizes,
             operand,
             wanted,
-            (seed, group_offset, scale),
-            (None, probs, None, None),
+            _Rounding(seed, group_offset, scale),
+            _PrologueInputs(probs=probs),
             activation=self._activation,
         )
 
@@ -169,8 +185,8 @@ class DactQuantizer(_Fused):
             group_sizes,
             operand,
             wanted,
-            (seed, group_offset, scale),
-            (dy, probs, None, None),
+            _Rounding(seed, group_offset, scale),
+            _PrologueInputs(dy, probs),
             activation=self._activation,
         )
 
@@ -208,6 +224,6 @@ class NormQuantizer(_Fused):
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of [M, C], with `rstd`, and `mean` for LayerNorm; see octavo_torch.norm_quantize."""
         return self._launch(
-            x, group_sizes, operand, wanted, (seed, group_offset, scale), (None, None, gamma, beta),
-            norm=self._norm, epsilon=float(epsilon),
+            x, group_sizes, operand, wanted, _Rounding(seed, group_offset, scale),
+            _PrologueInputs(gamma=gamma, beta=beta), norm=self._norm, epsilon=float(epsilon),
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from octavo_native import GATED, InputArgs, PlaneArgs, PrologueArgs
 from octavo_native.layouts import VALUES, values_shape
 from octavo_torch.plugin_api import Bounded, GroupedTensor, is_plain
 from octavo_torch_native.arrays.launch import address, aligned_rows, aligned_vector, as_rows, submit, workspace
+from octavo_torch_native.quantizers.inputs import QuantizeInputs
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     PREFIX,
@@ -29,13 +30,11 @@ from octavo_torch_native.quantizers.planes import (
     native_shapes,
     plane_shapes,
 )
+from octavo_torch_native.quantizers.shapes import Output, QuantizeShapes
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
 
 _PROLOGUE_OUTPUTS = ("dprobs", "forward", "mean", "rstd")
 _EXTRAS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
-
-Output = tuple[Shape, torch.dtype]
-"""The shape and dtype of an output."""
 
 _VALUE_DTYPE = torch.bfloat16
 _VALUES = layout_number(VALUES)
@@ -45,67 +44,10 @@ _WORDS = {"": "_codes", "_scale": "_scales", "_global": "_global"}
 
 
 def _plane(layout: int, addresses: Sequence[int]) -> PlaneArgs:
-    """The plane of its codes, its scales and what it has of a second level; of its values and the latter."""
+    """The plane of these arrays: codes, scales and, in NVFP4, the second level; or values and the second level."""
     codes, *rest = addresses
     scales = 0 if layout == _VALUES else rest.pop(0)
     return PlaneArgs(codes, scales, rest[0] if rest else 0, layout)
-
-
-class QuantizeInputs(NamedTuple):
-    """What a launch reads: the operators' arguments of these names; None where there is none.
-
-    plan       the words of a GroupIndex; None for matrices
-    scale      fp32 [G], encode scales of delayed scaling
-    unchanged  int32 [1]: where it is not 0, the outputs are left as they are
-    order      where x is tokens [T, K], whose rows are gathered: int64 [M], the choice of each row
-    each       the number of choices per token
-    mxfp4      where x is MXFP4's packed codes, uint8 [G, N, K / 2]: their scales, uint8 [G, N, K / 32]
-    only       the one direction whose plane is written; None: all that the spec has
-    """
-
-    x: Tensor
-    plan: Tensor | None
-    seed: Tensor | None
-    group_offset: int
-    scale: Tensor | None
-    dy: Tensor | None = None
-    probs: Tensor | None = None
-    gamma: Tensor | None = None
-    beta: Tensor | None = None
-    unchanged: Tensor | None = None
-    order: Tensor | None = None
-    each: int = 1
-    mxfp4: Tensor | None = None
-    only: Direction | None = None
-
-
-class QuantizeShapes:
-    """What launches on inputs of one shape write and need.
-
-    layout      the spec of the codes; built when it is first read, because recorded launches never read it
-    outputs     the shape and dtype of every output
-    constants   fields of octavo_native.InputArgs that follow from the shape
-    workspace   bytes of scratch
-    """
-
-    __slots__ = ("_layout", "_make_layout", "constants", "outputs", "workspace")
-
-    def __init__(
-        self,
-        make_layout: Callable[[], GroupedTensorSpec],
-        outputs: tuple[Output, ...],
-        constants: dict[str, int],
-        workspace: int,
-    ) -> None:
-        self._make_layout, self.outputs, self.constants, self.workspace = make_layout, outputs, constants, workspace
-        self._layout: GroupedTensorSpec | None = None
-
-    @property
-    def layout(self) -> GroupedTensorSpec:
-        layout = self._layout
-        if layout is None:
-            layout = self._layout = self._make_layout()
-        return layout
 
 
 class QuantizeLaunch:
@@ -162,7 +104,7 @@ class QuantizeLaunch:
             self._prologue["epsilon"] = spec.epsilon
 
     def shapes(self, x: Tensor, groups: int, rows: int | None = None) -> QuantizeShapes:
-        """Those of inputs like `x` in this many groups; computing them takes longer than a launch.
+        """The shapes for inputs like `x` in this many groups, remembered: computing them takes longer than a launch.
 
         rows   of an operand that is read from tokens `x`; None: x's own
         """
@@ -181,7 +123,7 @@ class QuantizeLaunch:
         return shapes
 
     def new_shapes(self, shape: Shape, groups: int, dtype: torch.dtype, cuda: bool, tokens: int = 0) -> QuantizeShapes:
-        """Those of inputs of this shape, [M, K] or [G, N, K], and dtype.
+        """The shapes for inputs of this shape, [M, K] or [G, N, K], and dtype.
 
         tokens   T, where the rows [M, K] are read from tokens [T, K]; 0 where x has the rows themselves
         """
@@ -214,7 +156,7 @@ class QuantizeLaunch:
     def _plane_outputs(
         self, direction: Direction, quantized: Shape, groups: int, make_layout: Callable[[], GroupedTensorSpec]
     ) -> list[Output]:
-        """Codes, scales and NVFP4's second level of one plane; or its values in the place of codes and scales."""
+        """Codes, scales and NVFP4's second level of one plane; values instead of codes and scales in that layout."""
         quantizer, layout = self.spec.quantizer, self._layouts[direction]
         if layout == VALUES:
             outputs = [(values_shape(direction=direction, groups=groups, **geometry(quantized)), _VALUE_DTYPE)]
@@ -262,8 +204,8 @@ class QuantizeLaunch:
     def run(self, shapes: QuantizeShapes, outputs: list[Tensor], inputs: QuantizeInputs) -> None:
         """Write `outputs`, which have these shapes."""
         x, plan, seed, group_offset, scale, dy, probs, gamma, beta, unchanged, order, each, mxfp4, only = inputs
-        # a prologue's kernels need room for its result where rows are not aligned, which no workspace has, and those
-        # of halves that take turns read whole pieces alone
+        # unaligned rows would need a workspace for a prologue's result, which none has; and kernels for halves that
+        # take turns read whole pieces alone
         as_read = as_rows if self.spec.prologue == "none" and not self._is_interleaved else aligned_rows
         rows, stride = as_read(x)
         addresses = list(map(address, outputs))

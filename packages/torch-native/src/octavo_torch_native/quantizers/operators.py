@@ -12,7 +12,8 @@ from octavo.quantizer import Direction
 from octavo_torch.plugin_api import plain_layout
 from octavo_torch_native.arrays.launch import address, submit
 from octavo_torch_native.arrays.operators import define
-from octavo_torch_native.quantizers.launches import QuantizeInputs, QuantizeLaunch, QuantizeShapes, launch_of
+from octavo_torch_native.quantizers.inputs import QuantizeInputs
+from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     SCALE_DTYPE,
@@ -23,6 +24,7 @@ from octavo_torch_native.quantizers.planes import (
     plane_shapes,
     quantizer_of,
 )
+from octavo_torch_native.quantizers.shapes import QuantizeShapes
 
 
 def _quantize(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> list[Tensor]:

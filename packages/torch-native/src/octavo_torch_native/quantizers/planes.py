@@ -1,4 +1,4 @@
-"""Shapes, dtypes and numbers of planes, as octavo_native has them."""
+"""The planes of codes in octavo_native's terms: shapes, dtypes, and the numbers that stand for names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def native_quantizer(spec: QuantizerSpec, operand: Operand) -> octavo_native.Qua
 
 @lru_cache(maxsize=256)
 def quantizer_of(text: str) -> octavo_native.Quantizer:
-    """What dequantizes and converts for the spec of this text."""
+    """The spec of this text in octavo_native's numbers, to dequantize and convert its planes."""
     spec = quantizer_from(text)
     return native_quantizer(spec, spec.role)
 
@@ -103,7 +103,7 @@ PlaneSizes = tuple[int, int, torch.dtype]
 
 
 def plane_sizes(spec: GroupedTensorSpec, direction: Direction, name: str) -> PlaneSizes:
-    """What the kernels, which are given addresses alone, read of a plane in the layout of that name."""
+    """The sizes that kernels, which get nothing but addresses, expect of a plane in the layout of that name."""
     codes, scales = plane_shapes(spec, direction, name)
     return prod(codes), prod(scales), SCALE_DTYPE[spec.quantizer.scale_format]
 

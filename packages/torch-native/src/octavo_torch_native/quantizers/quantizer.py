@@ -1,4 +1,4 @@
-"""Quantizer: the bound function of a "quantize" request, and the launch that every function of this package makes."""
+"""Quantizer: the bound function of a "quantize" request, and the functions that go with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import planes_of, write_sizes
 from octavo_torch_native.quantizers.dequantizer import converted
-from octavo_torch_native.quantizers.launches import QuantizeLaunch, QuantizeShapes, launch_of
+from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
+from octavo_torch_native.quantizers.shapes import QuantizeShapes
 from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
 
 
@@ -83,7 +84,7 @@ class Quantizer:
         group_offset: int = 0,
         scale: Tensor | None = None,
     ) -> GroupedTensor:
-        """`x` in the planes of the spec; `seed`, `operand` and `group_offset` tell where random bits come from."""
+        """`x` in the planes of the spec; random bits depend on `seed`, `operand` and `group_offset`."""
         text, launch = self._by_operand[operand]
         inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, group_offset, scale)
         return launch.tensor(shapes, sizes, operators.quantize(*inputs, None, None, None, None))
@@ -115,7 +116,8 @@ class Quantizer:
         amax: bool = False,
         **rounding: Unpack[Rounding],
     ) -> tuple[GroupedTensor, Tensor | None]:
-        """The rows that permute_rows would write of tokens `x`, quantized where they stand, and with `amax` theirs."""
+        """The rows that permute_rows would write from tokens `x`, quantized without being written; with `amax` also the
+        rows' amax by group."""
         text, launch = (self._with_amax if amax else self._by_operand)[rounding.get("operand")]
         seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
         inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, offset, scale, order.numel())
@@ -132,7 +134,7 @@ class Quantizer:
         unchanged: Tensor | None = None,
         **rounding: Unpack[Rounding],
     ) -> None:
-        """The same, written into the planes of `out`, and x's amax into `amax`, unless `unchanged` is not 0."""
+        """Quantize into the planes of `out`, and write x's amax into `amax`; nothing where `unchanged` is not 0."""
         text, launch = (self._by_operand if amax is None else self._with_amax)[rounding.get("operand")]
         seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
         inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, offset, scale)
@@ -150,11 +152,12 @@ class Quantizer:
         return launch.tensor(shapes, None, operators.quantize_mxfp4(blocks, scales, text, only))
 
     def from_plain(self, q: GroupedTensor) -> GroupedTensor:
-        """Plain planes, which may be another's, in the layouts of the request; planes of equal bytes are shared."""
+        """Plain planes, of whatever backend, in the layouts of the request. A plane whose bytes are the same in both
+        layouts is shared."""
         return converted(q, self._layouts)
 
     def to_plain(self, q: GroupedTensor) -> GroupedTensor:
-        """The way back: plain planes, the same codes and scales."""
+        """The inverse of `from_plain`: plain planes with the same codes and scales."""
         return converted(q, (PLAIN, PLAIN))
 
     def _launch(
@@ -167,7 +170,10 @@ class Quantizer:
         scale: Tensor | None,
         choices: int | None = None,
     ) -> tuple[Inputs, QuantizeShapes, Tensor | None]:
-        """The operator's arguments, the shapes and int64 sizes. `choices`: the rows that they make of tokens x."""
+        """The operator's first arguments, the shapes, and int64 sizes.
+
+        choices   how many rows are gathered from tokens x; None: x has the rows themselves
+        """
         text, launch = chosen
         index = group_index_of(x.shape if choices is None else (choices, x.shape[1]), group_sizes, x)
         if index is None:

@@ -44,7 +44,8 @@ def using(
     """A block in which Automodel's experts multiply in `recipe`; see GroupedMM for the arguments.
 
     The backward of a forward in the block uses the recipe, too, wherever it runs. Warns at the end of a block in which
-    nobody has asked for the product. Raises as GroupedMM does, and AdapterError where Automodel has no such function.
+    no experts have asked for the product. Raises as GroupedMM does, and AdapterError where Automodel has no such
+    function.
     """
     ours, asked = select_grouped_mm(recipe, seed=seed, backend=backend), False
 

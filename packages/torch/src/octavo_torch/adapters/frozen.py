@@ -54,22 +54,22 @@ def freeze_experts(
     backend: str | Sequence[str] | None = None,
     form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
 ) -> tuple[str, ...]:
-    """Put CodedWeights in the place of the experts' weights of a transformers model; returns the modules' names.
+    """Replace the weights of a transformers model's experts by CodedWeights, in place; returns the modules' names.
 
-    recipe    a Recipe or its name, of which fprop and dgrad read codes, and whose codes depend on the values alone
-    path      files whose codes become the weights, as `load_experts` reads them; the model may then be on the meta
-              device. None: the model's own values are quantized, a weight at a time
-    weights   "packed": keep the four bits of MXFP4 files, as `load_experts` does, and expand them in each call. Then
-              the recipe may also be a high-precision one
-    prefix, exact, device   as `load_experts` has them, device None: where the experts are; without a path weights stay
-                            where they are. Of modules that transformers renames while loading, such as Mixtral's, the
-                            files' names are found by its own renamings
-    seed, backend           as `octavo_torch.adapters.transformers.experts` has them
-    form                    what is kept for the backward of experts without adapters; "recompute" also with adapters
+    recipe          a Recipe or its name, whose fprop and dgrad read codes, and whose codes depend on the values alone
+    path            files whose codes become the weights, as `load_experts` reads them; the model may then be on the
+                    meta device. None: the model's own values are quantized, one weight at a time
+    prefix, exact   with a path, as `load_experts` has them. Names of modules that transformers renames while it loads a
+                    file, such as Mixtral's, are translated back by its own renamings
+    device          with a path, where the weights go; None: where the experts are
+    weights         "packed": keep the four bits of MXFP4 files, as `load_experts` does, and expand them in each call.
+                    Then the recipe may also be a high-precision one
+    seed, backend   as `octavo_torch.adapters.transformers.experts` has them
+    form            what is kept for the backward of experts without adapters; "recompute" also with adapters
 
     The experts' weights and biases no longer require a gradient: forward and x's gradient read the codes, and no weight
-    gradient is computed. Weights that are stored transposed, as gpt-oss's, are [E, N, K] from then on, and the module
-    says so (`is_transposed`). Raises ValueError, before anything has changed, for a model without experts that
+    gradient is computed. Weights that are stored transposed, as gpt-oss's, are [E, N, K] afterwards, and the module's
+    `is_transposed` is False. Raises ValueError, before anything has changed, for a model without experts that
     transformers dispatches, for experts with another activation than `moe_mlp`'s, and as `load_experts` does.
     """
     check_module(model)
@@ -96,18 +96,19 @@ def freeze_experts(
         check_values(name, module)
         if activation_of(module) is None:
             raise ValueError(
-                f"the experts {name or 'model'} compute an activation that moe_mlp has not, which reads values of the "
-                "weights' order; leave them as they are, in another recipe"
+                f"the experts {name or 'model'} compute an activation that moe_mlp does not have, so that their own "
+                "function runs between two products, which read values; give a part of the model without them, and "
+                "convert these by octavo_torch.convert"
             )
-    coded = _quantized(found, function.product) if path is None else None
-    if path is not None:
+    if path is None:
+        coded = _quantized(found, function.product)
+    else:
         check_path("path", path)
         in_files = names_in_files(model, tuple(found), path, prefix)
         like = _modules_like({in_files[name]: module for name, module in found.items()}, chosen, backend)
         place = _device_of(found) if device is None else device
         load_experts(like, path, prefix=prefix, weights=weights, exact=exact, device=place)
         coded = {name: cast(GroupedMLP, like.get_submodule(in_files[name])) for name in found}
-    assert coded is not None  # one of both
     for name, module in found.items():
         _replace(module, coded[name], function)
     return tuple(found)
@@ -142,7 +143,7 @@ def _check_memory(name: str, module: ExpertsModule, *, from_files: bool) -> None
 
 
 def _device_of(found: dict[str, ExpertsModule]) -> torch.device | None:
-    """Where all of the experts are; None on the meta device, where load_experts asks for another."""
+    """The device of all of the experts; None for the meta device, for which load_experts raises ValueError."""
     devices = {projections(module)[0][0].device for module in found.values()}
     if len(devices) > 1:
         raise ValueError(
@@ -178,16 +179,16 @@ def _modules_like(found: dict[str, ExpertsModule], recipe: Recipe, backend: str 
 
 
 def _quantized(found: dict[str, ExpertsModule], product: GroupedMM) -> dict[str, GroupedMLP]:
-    """Modules of codes of the experts' own values."""
+    """Modules whose weights are the codes of the experts' own values."""
     coded = {}
     for name, module in found.items():
         like = _like(module, **product.how)
         for number, (weight, bias) in enumerate(projections(module), start=1):
-            # of a weight that takes a gradient both planes are made: dgrad reads the second
+            # a weight that takes a gradient gets both planes, of which dgrad reads the second
             leaf = weight.detach().contiguous().requires_grad_()
             codes, block = quantize_own_values(leaf, interleave=like.interleave if number == 1 else None, **product.how)
-            made = CodedWeight(codes, like.recipe, leaf.dtype, block)
-            like._parameters[f"weight{number}"] = nn.Parameter(made, requires_grad=False)
+            coded_weight = CodedWeight(codes, like.recipe, leaf.dtype, block)
+            like._parameters[f"weight{number}"] = nn.Parameter(coded_weight, requires_grad=False)
             if bias is not None:
                 like._parameters[f"bias{number}"] = nn.Parameter(bias.detach(), requires_grad=False)
         coded[name] = like
@@ -195,7 +196,7 @@ def _quantized(found: dict[str, ExpertsModule], product: GroupedMM) -> dict[str,
 
 
 def _replace(module: ExpertsModule, coded: GroupedMLP, function: ExpertsFunction) -> None:
-    """The module's parameters are those of `coded`, and its forward the function."""
+    """Give the module the parameters of `coded`, and `function` as its forward."""
     own = cast(nn.Module, module)
     for number, name in enumerate(names_of(module), start=1):
         for source, target in ((f"weight{number}", name), (f"bias{number}", f"{name}_bias")):

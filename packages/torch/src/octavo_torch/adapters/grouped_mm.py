@@ -30,10 +30,10 @@ class HowToRun(TypedDict):
 
 @dataclass(frozen=True)
 class GroupedMM:
-    """A grouped product with all arguments of `grouped_mm` but its operands.
+    """`octavo_torch.grouped_mm` with a recipe, as a function of the operands alone: what other libraries call.
 
-    recipe    a Recipe, or the name of one with its defaults; None: high precision. Recipes with a state (delayed
-              scaling) are refused: a function has no place for it
+    recipe    a Recipe, or the name of one; None: high precision. Recipes with a state (delayed scaling) are refused,
+              because a function has no place for it
     seed      of stochastic rounding; None: each product draws one from the device's generator, so that layers and steps
               differ, torch.manual_seed applies, and CUDA graphs draw a new one at each replay
     backend   a name or a closed list of names
@@ -45,8 +45,9 @@ class GroupedMM:
     seed: int | Tensor | None = None
     backend: str | Sequence[str] | None = None
     draws_seeds: bool = field(init=False, repr=False, compare=False)
-    """Whether each product draws a seed. Known here, because a compiled function must not be the first to ask a recipe:
-    what it keeps of its answer would fail the guard that Dynamo has just made of it."""
+    """Whether each product draws a seed. It is worked out here, because a compiled function must not be the first to
+    read `recipe.stochastic`: the recipe caches the answer, and this change of it would fail the guard that Dynamo has
+    just made."""
 
     def __post_init__(self) -> None:
         recipe = recipe_of(self.recipe)
@@ -65,11 +66,6 @@ class GroupedMM:
         """`recipe` and `backend`, as keyword arguments of octavo_torch's functions."""
         assert isinstance(self.recipe, Recipe)  # __post_init__ has resolved names
         return {"recipe": self.recipe, "backend": self.backend}
-
-    @property
-    def names(self) -> str | tuple[str, ...] | None:
-        """`backend`, as `backend_names` has it."""
-        return backend_names(self.backend)
 
     def seed_on(self, device: torch.device) -> int | Tensor | None:
         """The seed of one product; None for recipes that round to nearest."""

@@ -24,6 +24,7 @@ from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import misfit
 from octavo_torch.adapters.megatron_types import Config, Offsets, ProcessGroups
 from octavo_torch.linear.module import GroupedLinear
+from octavo_torch.lora.module import GroupedLoRA
 
 TESTED = "0.16.1"
 
@@ -44,6 +45,7 @@ def builders(
 class ExpertLinear(GroupedLinear):
     """`GroupedLinear` as Megatron builds and calls it; `builders` returns subclasses.
 
+    how     the recipe, backend and seed of GroupedLinear
     split   side of the weights that tensor parallelism splits: 0 outputs, 1 inputs. The dispatcher exchanges the rows
     """
 
@@ -71,7 +73,7 @@ class ExpertLinear(GroupedLinear):
                 f"is_expert is {is_expert!r}, config.fp8 {config.fp8!r} and config.fp4 {config.fp4!r}; build experts, "
                 "with fp8 and fp4 None: the recipe given to builders() is what they compute in"
             )
-        groups = _groups() if pg_collection is None else pg_collection
+        groups = _global_groups() if pg_collection is None else pg_collection
         parts = 1 if groups.expt_tp is None else groups.expt_tp.size()
         sides = [output_size, input_size]
         if sides[self.split] % parts:
@@ -112,13 +114,22 @@ class ExpertLinear(GroupedLinear):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Offsets = (), metadata: dict[str, object] | None = None
     ) -> dict[str, object]:
-        """Each expert's parameters under SequentialMLP's keys, and the recipe's state."""
+        """Each expert's parameters under SequentialMLP's keys, and the recipe's state.
+
+        Raises ValueError for a layer with adapters.
+        """
+        adapters = [name for name, child in self.named_children() if isinstance(child, GroupedLoRA)]
+        if adapters:
+            raise ValueError(
+                f"the layer {prefix.removesuffix('.') or 'of experts'} has adapters ({', '.join(adapters)}), for which "
+                "SequentialMLP's checkpoints have no keys; save the adapters' own state_dict, or end them by merge_lora"
+            )
         from octavo_torch.adapters.megatron_checkpoint import sharded
 
         return sharded(self, self.pg_collection, self.split, prefix, sharded_offsets, metadata)
 
 
-def _groups() -> ProcessGroups:
+def _global_groups() -> ProcessGroups:
     try:
         from megatron.core.process_groups_config import ProcessGroupCollection  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
@@ -128,7 +139,7 @@ def _groups() -> ProcessGroups:
 
 
 def _random_of_experts(device: str) -> AbstractContextManager[object]:
-    """Megatron's own stream of random numbers for experts, once that is initialized."""
+    """A block that draws from Megatron's own random numbers for experts, if these have been initialized."""
     if device != "cuda":
         return nullcontext()
     from megatron.core.tensor_parallel import random  # type: ignore[import-not-found,unused-ignore]

@@ -63,12 +63,12 @@ def moe_layer(
     weight_codes: Literal["keep", "remake"] = "keep",
     exchange: Exchange | None = None,
 ) -> type[Layer]:
-    """A class in the place of Megatron's MoELayer; the experts of its submodules are replaced.
+    """A class to use instead of Megatron's MoELayer; it replaces the experts among its submodules.
 
     recipe, backend, seed          as in octavo_torch.adapters.megatron.builders
     form, weight_codes, exchange   as in moe_mlp
 
-    A class of it raises ValueError, when it is built, for a configuration that it cannot follow.
+    Building such a layer raises ValueError for a configuration that it cannot follow.
     """
     options = Options(check_form(form), check_weight_codes(weight_codes), check_exchange(exchange))
     fc1, fc2 = (type(each.__name__, (Operands, each), {}) for each in builders(recipe, backend=backend, seed=seed))
@@ -97,11 +97,11 @@ class Layer(MoELayer):  # type: ignore[misc]
         check_config(config, groups)
         with_ours = replace(submodules, experts=self.experts_spec)  # type: ignore[type-var]
         super().__init__(config, with_ours, layer_number, groups)
-        self.token_dispatcher = AtHome(config, groups)
+        self.token_dispatcher = LocalDispatcher(config, groups)
 
 
-class AtHome(MoETokenDispatcher):  # type: ignore[misc]
-    """Turns Megatron's routing into choices [T, k] and weights [T, k]; tokens stay until the experts run."""
+class LocalDispatcher(MoETokenDispatcher):  # type: ignore[misc]
+    """Turns Megatron's routing into choices [T, k] and weights [T, k]; it moves no tokens, because Experts does."""
 
     _choices: Tensor | None = None
 
@@ -109,29 +109,29 @@ class AtHome(MoETokenDispatcher):  # type: ignore[misc]
         """Tokens [T, H], and the weights of their choices."""
         self._shape = tokens.shape
         self._choices = choices = choices_of(routing_map, self.config.moe_router_topk)
-        # a choice of -1 reads somebody else's weight, and gives it no gradient
+        # a choice of -1 reads the weight of expert 0, which gets no gradient from it
         weights = probs.gather(1, choices.clamp_min(0))
         return tokens.reshape(-1, tokens.shape[-1]), weights if weights.dtype is not torch.float64 else weights.float()
 
     def token_dispatch(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Nothing: see Experts."""
+        """The arguments."""
         return hidden_states, probs
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """What Experts takes."""
+        """Tokens, choices and weights, as Experts takes them."""
         choices, self._choices = self._choices, None
         return hidden_states, choices, probs
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
-        """Nothing."""
+        """The argument."""
         return hidden_states
 
     def token_combine(self, hidden_states: Tensor) -> Tensor:
-        """Nothing."""
+        """The argument."""
         return hidden_states
 
     def combine_postprocess(self, hidden_states: Tensor) -> Tensor:
-        """In the shape of the tokens."""
+        """The result in the shape that the tokens came in."""
         return hidden_states.view(self._shape)
 
 
@@ -144,7 +144,8 @@ def choices_of(routing_map: Tensor, k: int) -> Tensor:
 
 
 class Operands(ExpertLinear):
-    """A layer of experts that is not run alone: its forward, with the hooks around it, gives weights and biases."""
+    """One of the experts' two layers. Its forward computes nothing: it returns the weights and biases, with the hooks
+    around it, for Experts to run both layers as one."""
 
     def forward(self) -> tuple[Weights, Weights | None]:  # type: ignore[override]
         """One weight per expert, and one bias."""
@@ -175,7 +176,7 @@ class Experts(TEGroupedMLP):  # type: ignore[misc]
         self._activation = activation_of(config)
 
     def forward(self, tokens: Tensor, choices: Tensor, weights: Tensor) -> tuple[Tensor, None]:
-        """One exchange away, both layers, and one exchange back; no bias is left to add."""
+        """Send tokens to their experts, run both layers, and bring the results back; no bias is left to add."""
         fc1, fc2 = self.linear_fc1, self.linear_fc2
         (w1, bias1), (w2, bias2) = fc1(), fc2()
         if fc1.recipe is not fc2.recipe and fc1.recipe != fc2.recipe:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 Offsets = tuple[tuple[int, int, int], ...]
-"""Of the layers around one in a distributed checkpoint: (axis, index, count) each."""
+"""The place in a distributed checkpoint of each enclosing layer: (axis, index, count)."""
 
 
 class Config(Protocol):
@@ -28,7 +28,7 @@ class Config(Protocol):
 
 
 class MoeConfig(Config, Protocol):
-    """What a whole layer reads besides."""
+    """The further fields that a whole MoE layer reads."""
 
     activation_func: Callable[..., torch.Tensor]
     activation_func_clamp_value: float | None

@@ -1,4 +1,4 @@
-"""Under which names a model's experts lie in published files, where transformers has renamed their modules since."""
+"""names_in_files: the names that a model's experts have in published files, if transformers has renamed them since."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ class Renaming(Protocol):
 
 
 def names_in_files(model: nn.Module, names: Sequence[str], path: str | Path, prefix: str) -> dict[str, str]:
-    """The names of the modules `names` of experts in files, without `prefix`: Mixtral's mlp is block_sparse_moe there.
+    """For each of the experts modules `names`, its name in the files, without `prefix`: Mixtral's mlp.experts are
+    block_sparse_moe.experts there.
 
-    A module that the files have by its own name keeps it, and so does one that they have not at all.
+    A module keeps its own name if the files have that, and if they do not have the module at all.
     """
     renamings = _renamings(model)
     if not renamings or not isinstance(prefix, str):  # which load_experts refuses
         return {name: name for name in names}
     there = {found[1] for name in Source(Path(path)).names if (found := _EXPERTS.match(name))}
-    renamed = {_renamed(one, renamings): one for one in sorted(there) if one.startswith(prefix)}
+    by_own_name = {_renamed(one, renamings): one for one in sorted(there) if one.startswith(prefix)}
     in_files = {}
     for name in names:
         own = path_of(name, prefix)
-        in_files[name] = name if own in there or own not in renamed else renamed[own].removeprefix(prefix)
+        in_files[name] = name if own in there or own not in by_own_name else by_own_name[own].removeprefix(prefix)
     return in_files
 
 

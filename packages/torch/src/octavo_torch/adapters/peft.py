@@ -25,7 +25,7 @@ from octavo_torch.arrays.checks import brief, check_module
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module import GroupedLinear
-from octavo_torch.lora.low_rank import LowRank, Together
+from octavo_torch.lora.low_rank import LowRank, SumOfAdapters
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.mlp.packed_weight import PackedWeight
 
@@ -33,7 +33,7 @@ TESTED = "0.21.2"
 
 
 class Config(Protocol):
-    """What is asked of a LoraConfig."""
+    """The method of a peft.LoraConfig that is called."""
 
     def _register_custom_module(self, mapping: dict[type[nn.Module], Callable[..., nn.Module]]) -> None: ...
 
@@ -88,14 +88,14 @@ def _check_function(module: nn.Module, name: str | None = None) -> None:
 
 @cache
 def _wrapper() -> type[nn.Module]:
-    """PEFT's ParamWrapper with another forward; made here, because importing it imports peft."""
+    """PEFT's ParamWrapper with another forward. The class is created at first use, because its base imports peft."""
     try:
         theirs: Any = import_module("peft.tuners.lora.layer").ParamWrapper
     except (ImportError, AttributeError) as error:
         raise misfit("peft", TESTED, "tuners.lora.layer.ParamWrapper") from error
 
     class ParamWrapper(theirs):  # type: ignore[misc]  # PEFT asks for a class of just this name
-        """The A and B of one grouped weight; wrappers of one module lie in each other."""
+        """The A and B of one grouped weight; the wrappers of one module's weights are nested."""
 
         def __init__(self, base_layer: nn.Module, adapter_name: str, parameter_name: str | None = None, **kwargs: Any):
             inner = base_layer.get_base_layer() if isinstance(base_layer, theirs) else base_layer
@@ -140,7 +140,7 @@ def _wrapper() -> type[nn.Module]:
             if not names:
                 return None
             parts = [LowRank(*self._factors(name), self.scaling[name], backend=_backend(self)) for name in names]
-            return parts[0] if len(parts) == 1 else Together(parts)
+            return parts[0] if len(parts) == 1 else SumOfAdapters(parts)
 
         def _factors(self, name: str) -> tuple[Tensor, Tensor]:
             """A [G, r, K] and B [G, N, r], of A [G r, K] and B [N, r G]."""

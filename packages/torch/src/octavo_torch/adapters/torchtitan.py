@@ -29,7 +29,7 @@ from octavo_torch.adapters.torchtitan_routed import (
     ExchangeArguments,
     Options,
     formula_of,
-    local,
+    local_dispatcher,
     product_of,
     routed_class,
 )
@@ -112,12 +112,12 @@ def routed_experts(
     options = Options(form, weight_codes, {} if exchange is None else exchange)
     return _like(
         config, routed_class(owner_of(config)), recipe=recipe, seed=seed, backend=backend, options=options,
-        token_dispatcher=local(config.token_dispatcher),
+        token_dispatcher=local_dispatcher(config.token_dispatcher),
     )  # fmt: skip
 
 
 def _like(config: object, owner: type, **changes: object) -> object:
-    """The Config of `owner` with the fields of `config` and these."""
+    """A Config of `owner` with the fields of `config`, except for `changes`."""
     of_dataclass = fields(config)  # type: ignore[arg-type]
     given = {field.name: getattr(config, field.name) for field in of_dataclass if field.init}
     made: object = owner.Config(**(given | changes))  # type: ignore[attr-defined]

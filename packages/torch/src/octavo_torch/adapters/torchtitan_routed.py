@@ -47,7 +47,7 @@ class Formula(NamedTuple):
     bias2: str | None = None
 
 
-# by the methods that a class has itself: a subclass with others computes something else
+# by the qualified name of a class's method: a subclass with a method of its own computes something else
 _FORMULAS = {
     "GroupedExperts.forward": Formula("swiglu", None, ("w1_EFD", "w3_EFD"), "w2_EDF"),
     "GptOssGroupedExperts.forward": Formula(
@@ -55,11 +55,11 @@ _FORMULAS = {
     ),
 }
 _LIMIT = 7.0
-"""Of clamped_swiglu."""
+"""The limit of clamped_swiglu."""
 
 
 class ExchangeArguments(TypedDict, total=False):
-    """What of an Exchange fits on a command line."""
+    """The fields of an Exchange that can be given on a command line."""
 
     payload: str | None
     returns: Returns
@@ -69,9 +69,9 @@ class ExchangeArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """Arguments of `moe_mlp` that do not change; of the exchange as a command line has them.
+    """Arguments of `moe_mlp` that are the same in every call; those of its Exchange as a command line gives them.
 
-    Raises ValueError for what does not fit.
+    Raises ValueError for arguments that do not fit.
     """
 
     form: Form = "standard"
@@ -89,7 +89,7 @@ class Options:
         self.to_exchange()
 
     def to_exchange(self) -> Exchange:
-        """The Exchange."""
+        """The Exchange of these arguments."""
         return Exchange(**self.exchange)
 
 
@@ -99,7 +99,7 @@ def product_of(recipe: str, seed: int | None = None, backend: str | Sequence[str
 
 
 def formula_of(config: object) -> Formula:
-    """Of experts by their configuration; ValueError for experts that compute otherwise than torchtitan's own."""
+    """The formula of the experts that `config` builds; ValueError for experts that compute otherwise than its own."""
     owner = owner_of(config)
     forward, product = (getattr(owner, name).__qualname__ for name in ("forward", "_grouped_mm"))
     formula = _FORMULAS.get(forward)
@@ -118,7 +118,7 @@ def formula_of(config: object) -> Formula:
     return formula
 
 
-def local(dispatcher: Dispatcher) -> object:
+def local_dispatcher(dispatcher: Dispatcher) -> object:
     """The configuration of a dispatcher that sends nothing and reserves no buffers: `moe_mlp` does all of that."""
     from torchtitan.models.common.token_dispatcher import (  # type: ignore[import-not-found,unused-ignore]
         LocalTokenDispatcher,

@@ -1,4 +1,4 @@
-"""What the torchtitan adapter reads of torchtitan's objects, as types."""
+"""The attributes of torchtitan's objects that its adapter reads, as types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class OurConfig(Protocol):
-    """What overrides add to a configuration."""
+    """The fields that an override adds to a configuration."""
 
     recipe: str
     seed: int | None
@@ -31,13 +31,13 @@ class RoutedConfig(Protocol):
 
 
 class Experts(Protocol):
-    """GroupedExperts."""
+    """torchtitan's GroupedExperts."""
 
     num_experts: int
 
 
 class Dims(Protocol):
-    """ParallelDims."""
+    """torchtitan's ParallelDims."""
 
     tp: int
     tp_enabled: bool

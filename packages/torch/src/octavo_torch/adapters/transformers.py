@@ -23,6 +23,7 @@ from torch.nn.functional import silu
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
+from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.call import MlpCall
@@ -94,7 +95,7 @@ def experts(
 
 
 class ExpertsModule(Protocol):
-    """What is read of a module of experts; its weights are `gate_up_proj` or `up_proj`, and `down_proj`."""
+    """What is read of an experts module, besides its weights `gate_up_proj`, or `up_proj`, and `down_proj`."""
 
     has_gate: bool
     has_bias: bool
@@ -134,11 +135,12 @@ class ExpertsFunction:
         if activation is not None:
             seed = product.seed_on(hidden_states.device)
             if lora is None and isinstance(first[0], PackedWeight):
-                lora = None, None
+                lora = None, None  # run_adapted expands packed weights, and moe_mlp takes none
             if lora is not None:
                 call = MlpCall(
-                    product.how["recipe"], product.names, seed=seed, activation=activation, interleave=block_of(module)
-                )
+                    product.how["recipe"], backend_names(product.backend), seed=seed, activation=activation,
+                    interleave=block_of(module),
+                )  # fmt: skip
                 return self._adapted((hidden_states, top_k_index, top_k_weights), first, second, call, lora)
             return moe_mlp(
                 hidden_states, top_k_index, top_k_weights, first[0], second[0], activation=activation,
@@ -213,7 +215,7 @@ def function_of(module: nn.Module) -> object:
 
 
 def _forward_name(module: nn.Module) -> str:
-    """Where a module's own forward is: accelerate's hooks are the module's, and call what was there."""
+    """The attribute that holds a module's own forward: accelerate's hooks replace `forward`, and call the old one."""
     return "_old_forward" if hasattr(module, "_hf_hook") else "forward"
 
 
@@ -263,9 +265,9 @@ def _kind_of(act_fn: Callable[[Tensor], Tensor]) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
 def _gate_of(of: type) -> str:
-    """The qualified name of what a class of experts computes between its projections, "" where it has no such method.
+    """The qualified name of the method with which a class of experts applies its gate; "" where it has none.
 
-    Dynamo of torch 2.13 finds a `__qualname__` that it traces unequal to every string, and cannot look it up. It would
-    compile for each module again if this asked for the module.
+    It is a constant to Dynamo, which in torch 2.13 takes a traced `__qualname__` for unequal to every string and cannot
+    look it up in a dictionary. It takes the class, because Dynamo would compile again for each module that it is given.
     """
     return getattr(getattr(of, "_apply_gate", None), "__qualname__", "")

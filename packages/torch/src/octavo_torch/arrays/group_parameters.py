@@ -29,6 +29,18 @@ def kinds_per_group(value: object) -> frozenset[Kind]:
     return frozenset(value)
 
 
+def reshard(module: nn.Module) -> None:
+    """Let the FSDP2 modules in `module` put their parameters back into shards; call it before parameters are changed.
+
+    After a forward a module may still have gathered copies as its parameters, and a change of these would be lost.
+    """
+    from torch.distributed.fsdp import FSDPModule  # takes long, and is needed by few programs
+
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 class GroupParameters(nn.Module):
     """Parameters [G, ...], or for kinds in `per_group_parameters` G parameters [...] each, in one block of memory.
 

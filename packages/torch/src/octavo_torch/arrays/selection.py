@@ -1,4 +1,4 @@
-"""Which modules of a model a caller means: by a pattern of whole names, or by a function of name and module."""
+"""Names of modules: which of them a filter selects, and the names of their parts."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def selects(filter: Filter, name: str, module: nn.Module) -> bool:
     if filter is None:
         return True
     return fnmatchcase(name, filter) if isinstance(filter, str) else bool(filter(name, module))
+
+
+def name_in(module: str, part: str) -> str:
+    """The name in a model of a part of the module called `module`, which is "" for the model itself."""
+    return f"{module}.{part}" if module else part

@@ -1,1 +1,1 @@
-"""Saving and loading modules together with the recipes that they were trained with."""
+"""Saving and loading modules with the recipes that they were trained with, and experts in other libraries' files."""

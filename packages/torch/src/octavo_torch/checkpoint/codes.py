@@ -26,7 +26,7 @@ _NAN_BYTE = {"e8m0": 0xFF, "e4m3": 0x7F}
 def codes_of(layer: RecipeModule, weight: Tensor, number: int) -> GroupedTensor | None:
     """Plain planes of a layer's weight as the next forward reads it; None where fprop reads values.
 
-    A CodedWeight already has them. number: which of its module's layers the weight belongs to.
+    number   0 for the weight of the layer's first GEMM, 1 for that of a second one
     """
     spec = layer.recipe.quantizer("w")
     if spec is None or not layer.recipe.quantizes("fprop"):
@@ -49,7 +49,7 @@ def codes_of(layer: RecipeModule, weight: Tensor, number: int) -> GroupedTensor 
 
 
 def check_not_packed(module: nn.Module) -> None:
-    """ValueError where a weight is MXFP4 alone, which the file that it was loaded from has."""
+    """ValueError where a weight is a PackedWeight, which has nothing but the bytes of the file that it came from."""
     for name, parameter in module.named_parameters():
         if isinstance(parameter, PackedWeight):
             raise ValueError(
@@ -81,7 +81,7 @@ def weight_of(layer: RecipeModule, codes: GroupedTensor, dtype: torch.dtype, num
 
 @torch.no_grad()
 def write_into(parameter: CodedWeight, weight: CodedWeight) -> None:
-    """The codes of `weight` into a parameter, which an optimizer may hold."""
+    """Write the codes of `weight` into a parameter, which stays the same object: an optimizer may hold it."""
     if parameter.codes.spec != weight.codes.spec:  # in layouts of another backend than the present one
         parameter.data = weight
     parameter.copy_(weight)

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from octavo.errors import printable
 from octavo_torch.arrays.checks import check_module, check_path
 from octavo_torch.arrays.per_group import stacked_view
+from octavo_torch.arrays.selection import name_in
 from octavo_torch.checkpoint.codes import check_not_packed
 from octavo_torch.checkpoint.expert_ranks import over_ranks, ranks_of
 from octavo_torch.checkpoint.recipes import check_recipe_state, recipe_layers, recipe_state
@@ -87,8 +88,8 @@ def _targets(module: nn.Module, saved: Set[str]) -> dict[str, Tensor]:
         if ranks_of(layer) is not None:
             continue  # has one array for all experts, here and there
         for own in layer._shapes:
-            whole = f"{prefix}.{own}" if prefix else own
-            parts = [f"{prefix}.{part}" if prefix else part for part in layer.part_names(own)]
+            whole = name_in(prefix, own)
+            parts = [name_in(prefix, part) for part in layer.part_names(own)]
             if whole in state and whole not in saved and set(parts) <= saved:
                 state.update(_parts(state.pop(whole), parts))
             elif whole not in state and whole in saved:

@@ -1,4 +1,4 @@
-"""Experts over ranks in a state dict: each rank has its own under the names that the others' have, too."""
+"""State dicts of modules whose experts are spread over ranks: every rank has other experts under the same names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from octavo_torch.moe.module import MoE
 from octavo_torch.moe.parallel.group import ExpertGroup
 
 _SHARED = frozenset({"router", "choice_bias", "seed_base", "seed_counter"})
+"""Arrays of a layer that are the same on every rank."""
 _LAST = frozenset({"amax_history", "encode_scale"})
-"""Their last axis is that of the experts, and not their first."""
+"""Buffers whose last axis is that of the experts; in all other arrays it is the first."""
 
 
 def ranks_of(layer: nn.Module) -> ExpertGroup | None:
@@ -23,8 +24,9 @@ def ranks_of(layer: nn.Module) -> ExpertGroup | None:
 
 
 def over_ranks(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state`, of `module`, with DTensors over the ranks of a layer's experts in the place of a rank's own part; they
-    share its memory. torch.distributed.checkpoint takes equal names for copies of one tensor, and writes one rank's.
+    """`state`, the state dict of `module`, with a DTensor over all ranks' experts in place of each array of this rank's
+    experts; it shares the array's memory. Without that torch.distributed.checkpoint would take arrays of one name for
+    copies of each other, and write those of one rank.
 
     Raises ValueError for experts that are sharded a second time, or have one parameter each.
     """

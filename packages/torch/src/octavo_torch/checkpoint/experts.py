@@ -17,8 +17,12 @@ from octavo_torch.arrays.interleaving import from_halves, to_halves
 
 _OF_AN_EXPERT = re.compile(r"(?P<path>(?:.*\.)?experts)\.(?P<number>\d+)\.(?P<name>.+)\.(?P<kind>[^.]+)")
 _STACKED = re.compile(r"(?P<path>(?:.*\.)?experts)\.(?P<kind>weight|bias)1")
-KNOWN_NAMES = (("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj"), ("up_proj", "down_proj"), ("fc1", "fc2"))
-"""Gate, up and down projection of Mixtral; of DeepSeek, Qwen, OLMoE and others; experts without a gate."""
+GATED_NAMES = ("gate_proj", "up_proj", "down_proj")
+"""Gate, up and down projection of DeepSeek, Qwen, OLMoE and others; the names that experts are written with."""
+UNGATED_NAMES = ("up_proj", "down_proj")
+"""The same of experts without a gate."""
+KNOWN_NAMES = (("w1", "w3", "w2"), GATED_NAMES, UNGATED_NAMES, ("fc1", "fc2"))
+"""The names that are recognized; the first are Mixtral's."""
 _KINDS = ("weight", "bias")
 
 Expert = dict[str, dict[str, str]]
@@ -36,7 +40,8 @@ def stack_experts(
 
     state_dict   keys "<path>experts.<number>.<projection>.weight" [out, in], and ".bias" [out] where there are biases;
                  a mapping that reads a tensor when it is asked for is read one list of experts at a time
-    names        (gate, up, down), or (up, down) of experts without a gate; None: recognized among KNOWN_NAMES
+    names        (gate, up, down), or (up, down) of experts without a gate; None: recognized if they are Mixtral's
+                 (w1, w3, w2), (gate_proj, up_proj, down_proj), (up_proj, down_proj) or (fc1, fc2)
     experts      the numbers of the experts to stack, such as range(8, 16) of a rank; None: all
     interleave   that of the GroupedMLP which will load the result; None: the gate half first
 
@@ -85,7 +90,7 @@ def stack_experts(
 
 def unstack_experts(
     state_dict: Mapping[str, Tensor],
-    names: Sequence[str] = KNOWN_NAMES[1],
+    names: Sequence[str] = GATED_NAMES,
     *,
     first: int = 0,
     interleave: int | None = None,
@@ -167,9 +172,10 @@ def chosen_experts(path: str, by_number: Mapping[int, Expert], experts: Sequence
 def projections_of(path: str, expert: Expert, names: Sequence[str] | None) -> tuple[str, ...]:
     """(gate, up, down) or (up, down): the caller's names, or the known ones that are this expert's."""
     own = {*expert.get("weight", {})}
-    for known in KNOWN_NAMES if names is None else (tuple(names),):
-        if own == {*known}:
-            return known
+    candidates = KNOWN_NAMES if names is None else (tuple(names),)
+    for candidate in candidates:
+        if own == {*candidate}:
+            return candidate
     wanted = "; known names are " + ", ".join(map(str, KNOWN_NAMES)) if names is None else f"; names is {tuple(names)}"
     raise ValueError(f"experts of {path} have weights {', '.join(sorted(own)) or 'none'}{wanted}; give theirs as names")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.checkpoint.codes import check_not_packed, codes_of, interleave_of
 from octavo_torch.checkpoint.expert_ranks import ranks_of
-from octavo_torch.checkpoint.experts import KNOWN_NAMES, check_first, check_names
+from octavo_torch.checkpoint.experts import GATED_NAMES, UNGATED_NAMES, check_first, check_names
 from octavo_torch.checkpoint.formats.layouts import Layout
 from octavo_torch.checkpoint.formats.places import LAYOUTS, STACKED, path_of
 from octavo_torch.checkpoint.formats.planes import blocks_of
@@ -40,17 +41,17 @@ def expert_tensors(
     names: Sequence[str] | None = None,
     first: int | None = None,
 ) -> Iterator[Named]:
-    """(name, tensor) of every tensor that `export_experts` writes, in copies of their own, to refit an engine with.
+    """Name and tensor of everything that `export_experts` would write, as copies, to update an engine's weights with.
 
     layout   of names, codes and scales: "hf-fp8", "compressed-tensors", "compressed-tensors-mxfp4", "gpt-oss-mxfp4" or
              "modelopt-nvfp4"
-    prefix   what names have before the module's, such as "model."
+    prefix   what the written names have before the module's, such as "model."
     names    (gate, up, down), or (up, down) of experts without a gate; None: gate_proj, up_proj, down_proj
     first    the number of the first expert, where a rank has some of them; "gpt-oss-mxfp4" takes all in one tensor.
              None: 0, and of a MoE with `ep` the number that this rank's first expert has among all
 
-    The codes are those that the next forward reads, of weights that are codes or values. Raises ValueError for a recipe
-    whose codes the layout does not hold, at once; and when it comes to them, for values that MXFP4 does not hold.
+    The codes are those that the next forward reads, whether the weights are codes or values. Raises ValueError at once
+    for a recipe whose codes the layout does not hold; and when it reaches a weight, for values that MXFP4 does not.
     """
     return _tensors(_Export(module, layout, prefix, names, first))
 
@@ -72,10 +73,10 @@ def export_experts(
 
     folder          new, or without such files
     layout, prefix, names, first   as expert_tensors has them
-    others          tensors that are written as they are, under their names, such as attention's: the modules of their
-                    matrices are those that quantization_config leaves alone
+    others          tensors that are written as they are, under their names, such as attention's; quantization_config
+                    says that the modules of their matrices are not quantized
     config          what else config.json is to hold: the model's configuration
-    shard_bytes     largest size of a file, but for one tensor that is larger
+    shard_bytes     largest size of a file; a tensor that is larger has a file of its own
 
     Each file's metadata has the recipe of every layer and its fingerprint, as JSON. Needs the package safetensors. The
     files get their names when all are complete. Raises ValueError as expert_tensors does, and for other arguments.
@@ -90,10 +91,10 @@ def export_experts(
             f"config is {brief(config)}; give a mapping without quantization_config, such as a model's configuration"
         )
     plain = sorted(name[: -len(".weight")] for name, value in others.items() if _is_matrix(name, value))
-    said = export.layout.config(export.spec, plain)
+    quantization = export.layout.config(export.spec, plain)
     recipes = {"layout": export.layout.name, "recipes": json.loads(recipes_json(module))}
     writer = Writer(Path(folder), recipes, shard_bytes)
-    writer.write((pair for part in (_tensors(export), others.items()) for pair in part), {**(config or {})}, said)
+    writer.write(chain(_tensors(export), others.items()), {**(config or {})}, quantization)
 
 
 class _Export:
@@ -153,7 +154,7 @@ def _names_of(name: str, layer: Experts, layout: Layout, names: Sequence[str] | 
             raise ValueError(f"{name or 'module'} has no gate, and layout {layout.name} has; take another layout")
         return STACKED
     if names is None:
-        return KNOWN_NAMES[1] if gated else KNOWN_NAMES[2]
+        return GATED_NAMES if gated else UNGATED_NAMES
     check_names(names)
     chosen = tuple(names)
     if (len(chosen) == 3) is not gated:
@@ -178,7 +179,7 @@ def _tensors(export: _Export) -> Iterator[Named]:
             if layout.stacked:
                 yield from _stacked(layout, f"{path}.{parts[0]}", codes, bias, alternate=number == 0)
             else:
-                yield from _apart(layout, path, parts, codes, bias, _first_of(layer, export.first))
+                yield from _per_expert(layout, path, parts, codes, bias, _first_of(layer, export.first))
 
 
 def _first_of(layer: Experts, given: int | None) -> int:
@@ -196,7 +197,7 @@ def _bias(layer: Experts, number: int) -> Tensor | None:
     return to_halves(bias, block) if block else bias
 
 
-def _apart(
+def _per_expert(
     layout: Layout, path: str, parts: Sequence[str], codes: GroupedTensor, bias: Tensor | None, first: int
 ) -> Iterator[Named]:
     """Tensors of each projection of each expert."""

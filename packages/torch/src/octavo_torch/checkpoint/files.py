@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from octavo.errors import printable
 from octavo_torch.arrays.checks import brief, check_flag, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import on_device
+from octavo_torch.arrays.selection import name_in
 from octavo_torch.checkpoint import codes
 from octavo_torch.checkpoint.recipes import check_recipes_json, recipe_layers, recipes_json
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -49,22 +50,22 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
     check_flag("quantized", quantized)
     codes.check_not_packed(module)
     tensors, weights = dict(_plain_state(module)), {}
-    for name, layer, parameter, number in _weights(module):
-        weight = layer._parameters[parameter]
-        if weight is None or not (quantized or isinstance(weight, CodedWeight)):
+    for weight in _weights(module):
+        if not (quantized or isinstance(weight.value, CodedWeight)):
             continue
-        quantized_weight = codes.codes_of(layer, weight, number)
+        quantized_weight = codes.codes_of(weight.layer, weight.value, weight.number)
         if quantized_weight is not None:
-            del tensors[name]
-            tensors |= codes.to_tensors(name, quantized_weight)
-            weights[name] = codes.describe(quantized_weight, weight.dtype, codes.interleave_of(layer, number))
+            del tensors[weight.name]
+            tensors |= codes.to_tensors(weight.name, quantized_weight)
+            interleave = codes.interleave_of(weight.layer, weight.number)
+            weights[weight.name] = codes.describe(quantized_weight, weight.value.dtype, interleave)
     for name, value in tensors.items():
         if isinstance(value, CodedWeight):
             raise ValueError(
                 f"{name} is codes in a module of another library, of whose weights a checkpoint holds values alone; "
                 "write the state_dict with torch.save, or the adapters beside the codes as PEFT does"
             )
-    tensors = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    tensors = _without_shared_memory({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     header = {
         "version": VERSION,
         "recipes": json.loads(recipes_json(module)),
@@ -97,21 +98,21 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
     header, tensors = _read(Path(path))
     if recipes == "same" or header["weights"]:
         check_recipes_json(module, header["recipes"])
-    weights = {name: (layer, parameter, number) for name, layer, parameter, number in _weights(module)}
+    weights = {weight.name: weight for weight in _weights(module)}
     coded: dict[str, CodedWeight] = {}
     for name, entry in header["weights"].items():
         if name not in weights:
             raise ValueError(f"the checkpoint has codes of {name}, which is not a weight of a grouped layer here")
-        layer, parameter, number = weights[name]
+        own_weight = weights[name]
         weight_codes, dtype = codes.from_tensors(name, entry, tensors)
-        saved, own = entry.get("interleave"), codes.interleave_of(layer, number)
+        saved, own = entry.get("interleave"), codes.interleave_of(own_weight.layer, own_weight.number)
         if saved != own:
             raise ValueError(f"{name} was saved with interleave={saved} and has {own} here; create it with {saved}")
-        _check_like(name, layer._parameters[parameter], weight_codes.shape, dtype)
+        _check_like(name, own_weight.value, weight_codes.shape, dtype)
         for plane in codes.to_tensors(name, weight_codes):
             del tensors[plane]
-        device = layer._parameters[parameter].device  # type: ignore[union-attr]
-        coded[name] = codes.weight_of(layer, on_device(weight_codes, device), dtype, number)
+        on_own_device = on_device(weight_codes, own_weight.value.device)
+        coded[name] = codes.weight_of(own_weight.layer, on_own_device, dtype, own_weight.number)
     state = module.state_dict()
     for name, value in tensors.items():
         if name in state:
@@ -121,14 +122,14 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
         if name in state and state[name].is_meta:
             raise ValueError(f"{name} is on the meta device, where loading does nothing; call module.to_empty first")
     _load(module, tensors, coded.keys())
-    made: dict[Tensor, nn.Parameter] = {}  # of weights that are tied one
-    for name, weight in coded.items():
-        layer, parameter, _ = weights[name]
-        present = cast(nn.Parameter, layer._parameters[parameter])
+    replacements: dict[Tensor, nn.Parameter] = {}  # tied weights stay one parameter
+    for name, loaded in coded.items():
+        present = weights[name].value
         if isinstance(present, CodedWeight):
-            codes.write_into(present, weight)
+            codes.write_into(present, loaded)
         else:
-            layer._parameters[parameter] = made.setdefault(present, nn.Parameter(weight, requires_grad=False))
+            new = replacements.setdefault(present, nn.Parameter(loaded, requires_grad=False))
+            weights[name].layer._parameters[weights[name].parameter] = new
 
 
 def digest(value: Tensor) -> str:
@@ -137,7 +138,7 @@ def digest(value: Tensor) -> str:
     return hashlib.sha256(raw.numpy().data).hexdigest()
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, copied where an earlier one has the same memory: a file has no two names for one array."""
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
@@ -160,16 +161,37 @@ def _plain_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, value
 
 
-def _weights(module: nn.Module) -> Iterator[tuple[str, RecipeModule, str, int]]:
-    """Full name, layer, name in the layer and number in the layer of every weight [G, N, K] of a grouped layer.
+class _Weight(NamedTuple):
+    """A weight [G, N, K] of a grouped layer.
 
-    None of a layer with a parameter per group, whose second and third are called weight1 and weight2 in GroupedLinear.
+    name        in the module that is saved
+    parameter   its name in the layer
+    number      0 for the weight of a layer's first GEMM, 1 for that of a second one
+    """
+
+    name: str
+    layer: RecipeModule
+    parameter: str
+    number: int
+
+    @property
+    def value(self) -> nn.Parameter:
+        """The layer's parameter."""
+        value = self.layer._parameters[self.parameter]
+        assert value is not None  # `_weights` has left it out otherwise
+        return value
+
+
+def _weights(module: nn.Module) -> Iterator[_Weight]:
+    """The weights of the grouped layers in `module`, except of layers with one parameter per group.
+
+    Of such a GroupedLinear the second and third group's parameters are called weight1 and weight2.
     """
     for prefix, layer in recipe_layers(module).items():
         for parameter, number in (("weight", 0), ("weight1", 0), ("weight2", 1)):
             own = parameter in layer._shapes and not layer.is_per_group(parameter)
             if own and layer._parameters.get(parameter) is not None:
-                yield f"{prefix}.{parameter}" if prefix else parameter, layer, parameter, number
+                yield _Weight(name_in(prefix, parameter), layer, parameter, number)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -225,9 +247,9 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], coded: Set[str]) -> 
         )
 
 
-def _check_like(name: str, own: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
-    if own is None or own.shape != shape or own.dtype is not dtype:
-        here = "absent" if own is None else f"{own.dtype} {list(own.shape)}"
+def _check_like(name: str, own: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    if own.shape != shape or own.dtype is not dtype:
+        here = f"{own.dtype} {list(own.shape)}"
         raise ValueError(f"{name} is {dtype} {list(shape)} in the checkpoint and {here} here; create a matching module")
 
 

@@ -13,12 +13,14 @@ from torch.distributed.tensor import DTensor
 from octavo import GroupedTensorSpec
 from octavo_torch.arrays.checks import brief, check_device, check_flag, check_module, check_path
 from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.arrays.group_parameters import reshard
 from octavo_torch.arrays.interleaving import from_halves
+from octavo_torch.arrays.selection import name_in
 from octavo_torch.checkpoint.codes import interleave_of, weight_of, write_into
 from octavo_torch.checkpoint.experts import check_names
 from octavo_torch.checkpoint.formats.blocks import MXFP4, pack
 from octavo_torch.checkpoint.formats.places import Matrices, find, path_of
-from octavo_torch.checkpoint.formats.planes import Planes
+from octavo_torch.checkpoint.formats.planes import Misfit, Planes
 from octavo_torch.checkpoint.formats.source import Source
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.mlp.experts import Experts
@@ -63,6 +65,7 @@ def load_experts(
     _check_options(prefix, names, weights, exact)
     if device is not None:
         check_device(device)
+    reshard(module)
     found = dict(experts_of(module))
     for name, layer in found.items():
         if device is None and layer.weight1.is_meta:
@@ -77,23 +80,28 @@ def load_experts(
     for name, layer in found.items():
         for number, matrices in enumerate(places[name]):
             weight, bias = f"weight{number + 1}", f"bias{number + 1}"
-            read = _Weight(layer, weight, number, f"{name}.{weight}" if name else weight, device)
-            value, rounded = {"codes": read.codes, "values": read.values, "packed": read.packed}[weights](matrices)
-            if exact and rounded:
-                raise ValueError(_refusal(rounded))
-            changed |= {plane: count for plane, (count, _) in rounded.items()}
+            target = _Weight(layer, weight, number, name_in(name, weight), device)
+            if weights == "codes":
+                value, rounded = target.codes(matrices)
+            elif weights == "packed":
+                value, rounded = target.packed(matrices)
+            else:
+                value, rounded = target.values(matrices)
+            if exact and rounded.counts:
+                raise ValueError(rounded.refusal())
+            changed |= rounded.counts
             loaded[name, weight] = value
-            of_bias = read.bias(matrices.bias())
-            if of_bias is not None:
-                loaded[name, bias] = of_bias
+            bias_value = target.bias(matrices.bias())
+            if bias_value is not None:
+                loaded[name, bias] = bias_value
     for (name, parameter), value in loaded.items():
         _put(found[name], parameter, value)
     return changed
 
 
 def _put(layer: Experts, name: str, value: Tensor) -> None:
-    """`value` into the parameter that is there, which an optimizer may hold; or in its place, where it is another kind
-    of weight, or elsewhere."""
+    """Write `value` into the present parameter, which an optimizer may hold; replace that by a new one where the two
+    are different kinds of weights or on different devices."""
     old = layer._parameters[name]
     assert old is not None
     kinds = {type(one) for one in (old, value) if isinstance(one, CodedWeight | PackedWeight)}
@@ -106,12 +114,40 @@ def _put(layer: Experts, name: str, value: Tensor) -> None:
         layer._parameters[name] = nn.Parameter(value, requires_grad=trained)
 
 
-_Rounded = dict[str, tuple[int, str]]
-"""By plane, how many elements have another value than the file's, and why."""
+class _Rounded:
+    """Planes of a weight that do not hold the file's values.
+
+    counts    by plane, how many elements have another value than the file's
+    reasons   by plane, why
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.reasons: dict[str, str] = {}
+
+    def add(self, plane: str, changed: int, reason: str) -> None:
+        """Count `changed` more elements of `plane`; nothing for 0."""
+        if changed:
+            self.counts[plane] = self.counts.get(plane, 0) + changed
+            self.reasons[plane] = reason
+
+    def add_misfits(self, name: str, misfits: Sequence[Misfit]) -> None:
+        """Count what `Planes.write` has found in the planes of the weight called `name`."""
+        for misfit in misfits:
+            self.add(f"{name}.{misfit.plane}", misfit.changed, misfit.reason)
+
+    def refusal(self) -> str:
+        """The message for a caller who wants exact values."""
+        name, count = next(iter(self.counts.items()))
+        return (
+            f"{name} does not hold the file's values: {count} elements would be others, because {self.reasons[name]}; "
+            "create the module with a recipe or dtype that holds them, load weights='values', or give exact=False to "
+            "round them"
+        )
 
 
 class _Weight:
-    """One weight of a module, and what becomes of it."""
+    """One weight of a module, as which a file's matrices are loaded."""
 
     def __init__(
         self, layer: Experts, parameter: str, number: int, name: str, device: torch.device | str | None
@@ -131,20 +167,19 @@ class _Weight:
             GroupedTensorSpec(shape=tuple(self.shape), groups=self.shape[0], quantizer=spec, ragged_axis=None),
             self.device,
         )
-        rounded: _Rounded = {}
+        rounded = _Rounded()
         for group in range(self.shape[0]):
-            for misfit in planes.write(group, matrices.blocks(group, self.device)):
-                plane = f"{self.name}.{misfit.plane}"
-                rounded[plane] = rounded.get(plane, (0, ""))[0] + misfit.changed, misfit.reason
+            rounded.add_misfits(self.name, planes.write(group, matrices.blocks(group, self.device)))
         return weight_of(self.layer, planes.tensor(), self.dtype, self.number), rounded
 
     def packed(self, matrices: Matrices) -> tuple[Tensor, _Rounded]:
-        """A PackedWeight of the file's MXFP4; what would be rounded is seen where the recipe's codes are made of it."""
+        """A PackedWeight of the file's MXFP4. Counted is what each call would round when it expands that: to the
+        recipe's codes, or to the weight's dtype."""
         groups, rows, columns = self.shape
         packed = torch.empty(groups, rows, columns // 2, dtype=torch.uint8, device=self.device)
         scales = torch.empty(groups, rows, -(-columns // MXFP4[1]), dtype=torch.uint8, device=self.device)
         spec = self.layer.recipe.quantizer("w") if self.layer.recipe.quantizes("fprop") else None
-        rounded: _Rounded = {}
+        rounded = _Rounded()
         for group in range(groups):
             blocks = matrices.blocks(group, self.device)
             if blocks.block != MXFP4 or blocks.codes.dtype is not torch.uint8 or blocks.scale.dtype is not torch.uint8:
@@ -154,25 +189,24 @@ class _Weight:
             packed[group], scales[group] = pack(blocks.codes), blocks.scale
             if spec is None:
                 changed = int((blocks.values() != blocks.values().to(self.dtype)).sum())
-                reasons = [(self.name, changed, f"{name_of(self.dtype)} is shorter than they are")] if changed else []
+                rounded.add(self.name, changed, self._is_shorter())
             else:
                 one = GroupedTensorSpec(shape=(1, rows, columns), groups=1, quantizer=spec, ragged_axis=None)
-                misfits = Planes(one, self.device).write(0, blocks)
-                reasons = [(f"{self.name}.{misfit.plane}", misfit.changed, misfit.reason) for misfit in misfits]
-            for plane, changed, reason in reasons:
-                rounded[plane] = rounded.get(plane, (0, ""))[0] + changed, reason
+                rounded.add_misfits(self.name, Planes(one, self.device).write(0, blocks))
         return PackedWeight(packed, scales, self.layer.recipe, self.dtype, self.interleave), rounded
 
     def values(self, matrices: Matrices) -> tuple[Tensor, _Rounded]:
         """The file's values in the weight's dtype."""
         weight = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        changed = 0
+        rounded = _Rounded()
         for group in range(self.shape[0]):
             values = matrices.blocks(group, self.device).values()
             weight[group] = values
-            changed += int((weight[group] != values).sum())
-        rounded = {self.name: (changed, f"{name_of(self.dtype)} is shorter than they are")} if changed else {}
+            rounded.add(self.name, int((weight[group] != values).sum()), self._is_shorter())
         return (from_halves(weight, self.interleave) if self.interleave else weight), rounded
+
+    def _is_shorter(self) -> str:
+        return f"{name_of(self.dtype)} is shorter than they are"
 
     def bias(self, value: Tensor | None) -> Tensor | None:
         """The file's bias in the module's dtype and order; ValueError where one of the two has none."""
@@ -189,14 +223,6 @@ class _Weight:
                 "does not hold it; create the module with the file's dtype"
             )
         return from_halves(cast, self.interleave) if self.interleave else cast
-
-
-def _refusal(rounded: _Rounded) -> str:
-    name, (count, reason) = next(iter(rounded.items()))
-    return (
-        f"{name} does not hold the file's values: {count} elements would be others, because {reason}; create the "
-        "module with a recipe or dtype that holds them, load weights='values', or give exact=False to round them"
-    )
 
 
 def _check_options(prefix: object, names: Sequence[str] | None, weights: object, exact: object) -> None:
@@ -218,7 +244,7 @@ def experts_of(module: nn.Module) -> Iterator[tuple[str, Experts]]:
         found = True
         for parameter in ("weight1", "weight2", "bias1", "bias2"):
             own = layer._parameters.get(parameter)
-            full = f"{name}.{parameter}" if name else parameter
+            full = name_in(name, parameter)
             if parameter in layer._shapes and layer.is_per_group(parameter):
                 raise ValueError(
                     f"{full} is one parameter per group; create the module with per_group_parameters=False"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import octavo
 from octavo import OctavoError, Recipe
 from octavo_torch.arrays.checks import brief, check_module
+from octavo_torch.arrays.selection import name_in
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 _SUFFIX = "recipe_fingerprint"
@@ -29,9 +30,7 @@ def recipe_state(module: nn.Module) -> dict[str, Tensor]:
     """
     check_module(module)
     return {
-        f"{name}.{_SUFFIX}" if name else _SUFFIX: torch.frombuffer(
-            bytearray.fromhex(layer.recipe.fingerprint), dtype=torch.uint8
-        )
+        name_in(name, _SUFFIX): torch.frombuffer(bytearray.fromhex(layer.recipe.fingerprint), dtype=torch.uint8)
         for name, layer in recipe_layers(module).items()
     }
 

@@ -1,1 +1,1 @@
-"""What torch.compile, CUDA graphs and custom operators ask of the code: tracing, host reads, device-side errors."""
+"""Everything about torch.compile, CUDA graphs, custom operators and torch.func; errors that devices have noticed."""

@@ -1,4 +1,4 @@
-"""What the methods of a torch.autograd.Function find in their ctx, for type checkers: torch's own class names less."""
+"""AutogradContext: the type of `ctx` in a torch.autograd.Function, of which torch's own class declares less."""
 
 from __future__ import annotations
 

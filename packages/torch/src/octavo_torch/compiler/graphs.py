@@ -21,7 +21,7 @@ WARMUP = 3
 R = TypeVar("R")
 
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
-_asked: ContextVar[bool] = ContextVar("octavo_torch.graph_safe", default=False)
+_graph_safe: ContextVar[bool] = ContextVar("octavo_torch.graph_safe", default=False)
 _initialized: Callable[[], bool] = torch.cuda.is_initialized
 _capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
@@ -32,13 +32,13 @@ class GraphUnsafeError(OctavoError, RuntimeError):
 
 def is_capturing() -> bool:
     """True while the current stream of the current device is captured."""
-    # asked of a process without a driver, the second raises
+    # without a driver the second call raises
     return _initialized() and _capturing()
 
 
 def wants_graph(x: Tensor) -> bool:
-    """True where the plans of a call on `x` are captured, or shall be such that they could be."""
-    return _asked.get() or (x.is_cuda and is_capturing())
+    """True where a call on `x` needs graph-safe plans: inside of `graph_safe()`, and while a stream is captured."""
+    return _graph_safe.get() or (x.is_cuda and is_capturing())
 
 
 @contextmanager
@@ -47,11 +47,11 @@ def graph_safe() -> Iterator[None]:
 
     While a stream is captured this is so without the block. Inside it a warm-up run has the plans of the capture.
     """
-    token = _asked.set(True)
+    token = _graph_safe.set(True)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _graph_safe.reset(token)
 
 
 def check_not_captured(what: str, like: Tensor) -> None:
@@ -104,7 +104,7 @@ def capture_on(
     stream: torch.cuda.Stream, function: Callable[[], R], pool: _POOL_HANDLE | None
 ) -> tuple[torch.cuda.CUDAGraph, R]:
     """`function`, which has been warmed up there, captured on `stream`; the graph and what the function returned."""
-    # a dead graph in a cycle, whose turn came while this one is captured, would break the capture off
+    # garbage collection during the capture could free an earlier graph, which would break the capture off
     gc.collect()
     graph = torch.cuda.CUDAGraph()
     with explained_waits(), torch.cuda.graph(graph, pool=pool, stream=stream):
@@ -126,7 +126,7 @@ def explained_waits() -> Iterator[None]:
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """What began it: a capture that is broken off raises once more while it ends."""
+    """The error that began the chain: a capture that is broken off raises once more while it ends."""
     while error.__context__ is not None and isinstance(error, RuntimeError):
         error = error.__context__
     return error

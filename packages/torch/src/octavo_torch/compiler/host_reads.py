@@ -1,4 +1,4 @@
-"""Which operations bring values of a tensor to the host."""
+"""watch_host_reads: lists the operations that bring values of a tensor to the host while a block runs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Operators:
-    """The operators of one namespace; lives as long as they shall exist."""
+    """The operators of one namespace. Keep the object: torch removes the operators when it is gone."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace

@@ -1,4 +1,4 @@
-"""What writes down the operations of a call to run them later, and sees none of a kernel's: refused with a sentence."""
+"""Refuses torch.jit.trace and make_fx, which record a call's operations and cannot see what a kernel writes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 def check_not_recorded(x: object) -> None:
-    """Raises NotImplementedError inside of torch.jit.trace, and of make_fx on tensors with values.
+    """Raises NotImplementedError inside of torch.jit.trace, and inside of make_fx where `x` has ordinary tensors.
 
-    A call on ordinary tensors gives its kernels addresses: the program would have a result that nothing writes. What a
-    compiler traces are no ordinary tensors, and become operators.
+    A call on ordinary tensors passes their addresses to its kernels, so the recorded program would have a result that
+    nothing writes. A compiler traces tensors of its own classes, for which the call becomes operators.
+
+    x   a tensor, or arguments that hold tensors
     """
     recorder = "torch.jit.trace" if is_jit_tracing() else "make_fx" if _makes_proxies() else ""
-    # of codes it is their planes that a compiler traces
+    # codes count by their planes, which are what a compiler traces
     if recorder and all(is_plain(part) for part in pytree.tree_leaves(x) if isinstance(part, Tensor)):
         raise NotImplementedError(
             f"{recorder} records a call of Octavo, whose kernels it cannot see, and its program would return what "

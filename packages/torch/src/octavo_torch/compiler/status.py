@@ -1,4 +1,4 @@
-"""The status word of each device: what was wrong with sizes that nobody read back.
+"""The status word of each device: errors in sizes that only the device has seen, and ranks that disagree.
 
 Kernels add flags to the word of their device and write nothing out of bounds; `check_errors` reads all words.
 """
@@ -15,7 +15,8 @@ from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 BAD_SIZES, LEFT_OUT = 1, 2
 
 _words: dict[torch.device, Tensor] = {}
-_others: dict[torch.device, Tensor] = {}
+_disagreements: dict[torch.device, Tensor] = {}
+"""int32 [1]: _MOST_RANKS minus the first rank that made another call; 0 where the ranks agree."""
 _MOST_RANKS = 1 << 30
 
 
@@ -67,15 +68,15 @@ def flag_disagreement(differs: Tensor) -> None:
     """Note the first rank of `differs`, bool [ranks], that makes another call than this one, without reading it."""
     ranks = differs.shape[0]
     ahead = torch.arange(_MOST_RANKS, _MOST_RANKS - ranks, -1, dtype=torch.int32, device=differs.device)
-    word = other_rank(differs.device)
+    word = disagreement_word(differs.device)
     torch.maximum(word, (ahead * differs).amax(), out=word)
 
 
-def other_rank(device: torch.device) -> Tensor:
+def disagreement_word(device: torch.device) -> Tensor:
     """The int32 [1] word of `device` for `flag_disagreement`, made outside of captures as the status word is."""
-    if device not in _others:
-        _others[device] = torch.zeros_like(status_word(device))
-    return _others[device]
+    if device not in _disagreements:
+        _disagreements[device] = torch.zeros_like(status_word(device))
+    return _disagreements[device]
 
 
 def check_errors() -> None:
@@ -88,9 +89,9 @@ def check_errors() -> None:
     """
     flags = {str(device): int(word.item()) for device, word in _words.items()}
     wrong, too_small = ([name for name, word in flags.items() if word & flag] for flag in (BAD_SIZES, LEFT_OUT))
-    ahead = {str(device): int(word.item()) for device, word in _others.items()}
-    others = [f"rank {_MOST_RANKS - value} (on {name})" for name, value in ahead.items() if value]
-    for word in (*_words.values(), *_others.values()):
+    differing = {str(device): int(word.item()) for device, word in _disagreements.items()}
+    others = [f"rank {_MOST_RANKS - value} (on {name})" for name, value in differing.items() if value]
+    for word in (*_words.values(), *_disagreements.values()):
         word.zero_()
     if wrong:
         raise DeviceSizesError(

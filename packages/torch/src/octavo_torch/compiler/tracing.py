@@ -1,4 +1,4 @@
-"""How torch.compile takes Octavo's values: recipes and specs are constants, and values of tensors are not read."""
+"""How torch.compile treats Octavo's objects: recipes and specs are constants, and no tensor's values are read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _named = SimpleNamespace()
 def register_constants() -> None:
     """Make every recipe class that exists by now, and the specs, pytree constants.
 
-    dynamo asks when it first meets an object, before any code of ours runs, so this runs at import, and again wherever
-    a recipe is first used in a module or eagerly: a plugin's recipe class may come later than this package.
+    dynamo looks a class up when it first meets one of its objects, before any code of ours runs. So this runs at
+    import, and again wherever a recipe is first used in a module or eagerly: a plugin may define its class later.
     """
     values: list[type] = [QuantizerSpec, GroupedTensorSpec, *Recipe._kinds.values()]
     for known in values:
@@ -45,10 +45,10 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def one_call(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which dynamo takes for one call in its graph and traces below, where autograd is plain Python.
+    """`function` as one call in dynamo's graph. Its inside is traced below dynamo, where autograd is plain Python.
 
-    Its arguments are tensors and constants, by keyword and as the last ones also None where that is the default; its
-    results tensors.
+    Arguments are tensors and constants, results are tensors. An argument may be None if that is its default, and if it
+    is given by keyword or no other value follows it.
     """
     traced: Callable[P, R] = torch._dynamo.nonstrict_trace(function)
 
@@ -56,7 +56,7 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _is_compiling():
             return function(*args, **kwargs)
-        # a call out of the traced code takes no None
+        # such a call in a graph takes no None
         count = len(args)
         while count and args[count - 1] is None:
             count -= 1
@@ -66,9 +66,9 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def name_of(spec: GroupedTensorSpec) -> str:
-    """What stands for `spec` in results that a compiler traces: it makes no such constant anew, but finds one by name.
+    """A name that stands for `spec` in results that a compiler traces, which may be text but not a spec.
 
-    Kept for good, as graphs are.
+    `spec_of` finds the spec again. It is kept for good, because a compiled graph may be, too.
     """
     name = f"spec_{sha256(spec.model_dump_json().encode()).hexdigest()}"
     setattr(_named, name, spec)
@@ -76,7 +76,7 @@ def name_of(spec: GroupedTensorSpec) -> str:
 
 
 def spec_of(name: str) -> GroupedTensorSpec:
-    """The spec with that `name_of`."""
+    """The spec for which `name_of` returned this name."""
     spec: GroupedTensorSpec = getattr(_named, name)
     return spec
 

@@ -1,4 +1,4 @@
-"""torch.func's transforms: what each function of ours says inside of one that it has no rule for."""
+"""torch.func's transforms: calls without a derivative run inside of them, and others are refused with advice."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ GROUPS = "groups are its own batch: give all rows in one call, a group of group_
 
 
 class Subject(NamedTuple):
-    """Who has no rule for a transform: its name, and what a caller of vmap does in its place."""
+    """A function that has no rule for some transforms: its name in messages, and what to do instead of vmap."""
 
     name: str
     instead_of_vmap: str
 
 
 def no_transform(transform: str, subject: Subject) -> NotImplementedError:
-    """The error of a call inside the transform of that name."""
+    """The error of calling `subject` inside the transform of that name."""
     others = "call it outside of that, and take gradients with backward or torch.func.grad"
     instead = subject.instead_of_vmap if transform.lower() == "vmap" else others
     return NotImplementedError(
@@ -50,22 +50,22 @@ def check_transform(subject: Subject) -> None:
 
 
 def unwrapped(value: Tensor) -> Tensor:
-    """The tensor that torch.func.grad has wrapped, or `value`: for what takes no part in a derivative."""
+    """The tensor that torch.func.grad has wrapped, or `value` itself; derivatives do not see what is done with it."""
     while _functorch.is_gradtrackingtensor(value):
         value = _functorch.get_unwrapped(value)
     return value
 
 
 def is_batched(value: Tensor) -> bool:
-    """Whether a vmap, or a backward of many gradients at once, stands behind `value`, at whatever level."""
+    """Whether `value` is batched at some level, by a vmap or by a backward of many gradients at once."""
     return _functorch.is_batchedtensor(unwrapped(value)) or _functorch.is_legacy_batchedtensor(value)
 
 
 def outside_transforms(subject: Subject, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """`function` of the tensors behind those of the transforms, for what has no derivative: its results are constants.
+    """Call a `function` without derivative on the tensors that the transforms have wrapped; its results are constants.
 
-    One that requires a gradient inside still does: what is made of it may depend on that. Raises NotImplementedError
-    where a vmap stands behind one, and inside of functionalize.
+    A tensor that requires a gradient inside the transform still requires one in the call, whose results may depend on
+    that. Raises NotImplementedError where a vmap has batched one of the tensors, and inside of functionalize.
     """
     interpreter = _functorch.peek_interpreter_stack()
     if interpreter is not None and interpreter.key() == _functorch.TransformType.Functionalize:
@@ -86,9 +86,9 @@ def outside_transforms(subject: Subject, function: Callable[P, R], *args: P.args
 
 
 def without_derivative(subject: Subject) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of functions without derivative: `one_call` to dynamo, and plain tensors inside of transforms.
+    """A decorator of functions without derivative: dynamo takes each for `one_call`, and they run inside of transforms.
 
-    Refused where a recorder would write down a call without what its kernels do.
+    A call inside of torch.jit.trace or make_fx is refused by `check_not_recorded`.
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:

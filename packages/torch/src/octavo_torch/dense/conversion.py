@@ -15,12 +15,10 @@ from octavo_torch.arrays.checks import brief, known_backends
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.selection import Selection, check_filter, selects
 from octavo_torch.dense.module import Linear
+from octavo_torch.dispatch.device import CUDA_MULTIPLE
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.scaling.changed_recipe import set_recipe
 from octavo_torch.scaling.seeds import check_base_seed
-
-MULTIPLE = 16
-"""K and N are multiples of it for kernels on GPUs, of every recipe."""
 
 _HOOKS = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
@@ -36,7 +34,7 @@ def convert_linears(
     seed: int | None = None,
     backend: str | Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """Put a Linear in the place of torch.nn.Linear modules in `model`; returns the names of those that it replaced.
+    """Replace torch.nn.Linear modules in `model` by Linear, in place; returns the names of the replaced modules.
 
     recipe    a Recipe or its name; None: high precision
     filter    selects among the torch.nn.Linear modules: a pattern of whole names such as
@@ -47,13 +45,13 @@ def convert_linears(
 
     Parameters are the same objects under the same names: optimizers that hold them, checkpoints and tied weights stay
     as they are. So do the mode (training or not) and attributes that other libraries have set. A module that has
-    several names is replaced under all of them. Recipes with a state bring its buffers, on the weights' devices.
+    several names is replaced under all of them. A recipe with a state adds its buffers, on the weights' devices.
 
     Raises ValueError, before anything has changed, for arguments that do not fit, for a filter that selects nothing,
     and for what a Linear cannot replace: the model itself, subclasses of torch.nn.Linear, modules with hooks,
-    parametrizations or a forward of their own, features that are no multiples of 16, weights in other dtypes than bf16,
-    fp16 and fp32, and models that FSDP, tensor parallelism or DistributedDataParallel has wrapped. What reads a
-    module's weight without calling the module, reads it as before.
+    parametrizations or a forward of their own, features that are not multiples of 16, weights in other dtypes than
+    bf16, fp16 and fp32, and models that FSDP, tensor parallelism or DistributedDataParallel has wrapped. Code that
+    reads a module's weight without calling the module finds it as before.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {brief(model)}; give a torch.nn.Module")
@@ -83,9 +81,9 @@ def convert_linears(
                 f"{selected[module]} belongs to a torch.nn.TransformerEncoderLayer, which multiplies "
                 "by its weight itself in evaluation; leave it out"
             )
-    made = {module: _linear_of(module, chosen, seed, backend) for module in selected}
+    replacements = {module: _linear_of(module, chosen, seed, backend) for module in selected}
     for parent, child, module in places:
-        parent._modules[child] = made[module]
+        parent._modules[child] = replacements[module]
     return tuple(selected.values())
 
 
@@ -117,8 +115,8 @@ def _check_replaceable(name: str, module: nn.Linear) -> None:
     """Raises ValueError where a Linear would not compute what the module does, or would lose a part of it."""
     if not name:
         raise ValueError(
-            "model is the Linear itself, and nobody would hold its replacement; give the module that contains it, or "
-            "create an octavo_torch.Linear"
+            "model is the Linear itself, so there is no module in which to replace it; give the module that contains "
+            "it, or create an octavo_torch.Linear"
         )
     if isinstance(module, Linear):
         raise ValueError(f"{name} is an octavo_torch.Linear already; octavo_torch.convert gives it another recipe")
@@ -147,14 +145,14 @@ def _check_replaceable(name: str, module: nn.Linear) -> None:
             )
     sides = {"in_features": module.in_features, "out_features": module.out_features}
     for side, features in sides.items():
-        if features < 1 or features % MULTIPLE:
+        if features < 1 or features % CUDA_MULTIPLE:
             raise ValueError(
-                f"{name} has {side}={features}, and kernels on GPUs take multiples of {MULTIPLE}; leave {name} out"
+                f"{name} has {side}={features}, and kernels on GPUs take multiples of {CUDA_MULTIPLE}; leave {name} out"
             )
 
 
 def _linear_of(module: nn.Linear, recipe: Recipe, seed: int | None, backend: str | Sequence[str] | None) -> Linear:
-    """A Linear with the parameters of `module`, themselves, and with its other attributes."""
+    """A Linear that has the very parameters of `module`, and its other attributes."""
     parameters = cast("dict[str, Tensor | None]", module._parameters)
     has_bias = parameters["bias"] is not None
     linear = Linear(module.in_features, module.out_features, has_bias, "meta", recipe=None, backend=backend)

@@ -1,4 +1,4 @@
-"""Linear: a linear layer with one matrix for all rows, in the place of torch.nn.Linear."""
+"""Linear: a linear layer with one matrix for all rows, which can replace a torch.nn.Linear."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Linear(LinearModule, nn.Linear):
     plain tensors: weight [N, K], bias [N]; state dicts are those of torch.nn.Linear, with the recipe's state where it
     has one, in RecipeModule's buffers: amax_history [3, H, 1] and encode_scale [3, 1], operands in the order x, w, dy.
 
-    It is a torch.nn.Linear to whoever asks, such as the initialization of transformers or PEFT's LoRA, and like one it
-    is called with x alone.
+    It is a subclass of torch.nn.Linear, so that code which looks for linear layers, such as the initialization of
+    transformers or PEFT's LoRA, finds it; and like torch.nn.Linear it is called with x alone.
     """
 
     weight: nn.Parameter
@@ -104,7 +104,7 @@ class Linear(LinearModule, nn.Linear):
                           `quantize_input` returned, or a GroupedTensor of one group, which takes no gradient
         weight            what `quantize_weight` returned this step
         out, grad_input   buffers for y and for dx, of any strides without overlap
-        lora              added to the product, in the place of the module's own: see add_lora
+        lora              an adapter to add to the product, instead of the module's own: see add_lora
 
         Raises ValueError for shapes, dtypes or buffers that do not fit, and for parameters that tensor parallelism has
         split; NoBackendError where no installed backend serves the request.
@@ -132,10 +132,10 @@ class Linear(LinearModule, nn.Linear):
         )
 
     def explain(self, x: Tensor) -> LayerPlan:
-        """What a forward and backward with x [..., K] runs, printable: who quantizes and multiplies what, in which
-        layouts.
+        """What a forward and backward with x [..., K] would run, printable: which backend quantizes and multiplies
+        what, and in which layouts. Nothing is computed.
 
-        Nothing is computed. Raises as `forward` does.
+        Raises as `forward` does.
         """
         rows = LeadingAxes(x).flat(x)
         return explain_linear(rows, self.weights, all_rows(x), self.recipe, self.backend)

@@ -1,8 +1,11 @@
-"""What a request says about a device."""
+"""What a request says about a device, and what every CUDA kernel asks of a layer's sides."""
 
 from __future__ import annotations
 
 import torch
+
+CUDA_MULTIPLE = 16
+"""CUDA kernels multiply matrices whose sides are multiples of it, in every recipe."""
 
 
 def arch_of(device: torch.device) -> tuple[int, int] | None:

@@ -1,1 +1,1 @@
-"""Activations: definitions and gradients."""
+"""Activations with their gradients, norms, and a router's product: the arithmetic of layers beside their GEMMs."""

@@ -1,4 +1,4 @@
-"""A router's product in fp32, forward and backward, whatever autocast says meanwhile."""
+"""router_logits: a router's product in fp32, forward and backward, with autocast on or off."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from octavo_torch.compiler.transforms import transforms_active
 def router_logits(x: Tensor, router: Tensor) -> Tensor:
     """fp32 x router^T [T, E] of tokens x [T, K] and a router [E, K].
 
-    Gradients are products in fp32, too, where a backward runs inside of autocast, wherever forward ran: a user's call
-    of `backward` does where it stands there, and that of a compiled graph always, if autocast was on around its call.
+    Gradients are products in fp32, too. A backward may run with autocast on although its forward ran with it off: where
+    `backward` is called inside of autocast, and where a compiled graph was called there, since its backward always runs
+    under the autocast of that call.
     """
     x, router = x.float(), router.float()
     with _no_autocast(x):

@@ -18,7 +18,7 @@ from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.arrays.zero_gradient import cast_gradient
 from octavo_torch.compiler.autograd_context import AutogradContext
-from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
+from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, Rows, WgradFunction
 from octavo_torch.dispatch.layer_functions import QuantizeFunction

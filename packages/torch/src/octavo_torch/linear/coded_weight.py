@@ -19,12 +19,12 @@ from octavo_torch.arrays.grouped_tensor import (
     on_device,
     with_planes,
 )
-from octavo_torch.arrays.interleaving import check_stored_interleave, to_halves
+from octavo_torch.arrays.interleaving import check_stored_interleave, from_halves, to_halves
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.linear.weights import QuantizedWeight
-from octavo_torch.quantizers.functional import quantize
+from octavo_torch.quantizers.functional import dequantize, quantize
 
 _aten = torch.ops.aten
 _SAME = {
@@ -186,6 +186,12 @@ class CodedWeight(Valueless):
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"CodedWeight({self.codes!r}, dtype={self.dtype})"
+
+
+def values_of(weight: CodedWeight) -> Tensor:
+    """The fp32 values that a weight's codes stand for, its rows in the order of the weight's values."""
+    values = dequantize(weight.codes)
+    return from_halves(values, weight.interleave) if weight.interleave else values
 
 
 def _rebuilt(

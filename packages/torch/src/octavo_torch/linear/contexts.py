@@ -15,7 +15,7 @@ from octavo_torch.arrays.per_group import Weights
 from octavo_torch.arrays.versioned import Versioned
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.recorders import check_not_recorded, dispatch_modes, is_jit_tracing
-from octavo_torch.compiler.second_derivative import refuse
+from octavo_torch.compiler.refused_derivatives import no_second_derivative
 from octavo_torch.compiler.transforms import (
     Subject,
     check_transform,
@@ -207,7 +207,7 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(*_: object) -> NoReturn:
         """Raises NotImplementedError."""
-        raise refuse()
+        raise no_second_derivative()
 
     @staticmethod
     def vmap(info: object, in_dims: object, call: _RepeatableCall, *_: object) -> NoReturn:

@@ -23,7 +23,7 @@ from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.recorders import dispatch_modes, is_jit_tracing
-from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layers import Layers, layer_for
 from octavo_torch.dispatch.recipes import with_output_dtype

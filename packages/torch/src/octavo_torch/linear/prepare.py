@@ -14,7 +14,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.per_group import Weights, as_one
 from octavo_torch.arrays.zero_gradient import cast_gradient
 from octavo_torch.compiler.autograd_context import AutogradContext
-from octavo_torch.compiler.second_derivative import FirstOrderFunction
+from octavo_torch.compiler.refused_derivatives import FirstOrderFunction
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight

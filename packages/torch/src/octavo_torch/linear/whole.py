@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
+from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.linear.autograd import Context, needed_gradients

@@ -1,16 +1,18 @@
-"""add_lora and merge_lora: adapters beside the weights of a model's grouped layers, and their end."""
+"""add_lora and merge_lora: put adapters beside the weights of a model's grouped layers, and add them to the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
-from octavo_torch.arrays.per_group import leaves_of
-from octavo_torch.arrays.selection import Filter, check_filter, selects
+from octavo_torch.arrays.group_parameters import reshard
+from octavo_torch.arrays.per_group import Weights, leaves_of
+from octavo_torch.arrays.selection import Filter, check_filter, name_in, selects
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.lora.module import GroupedLoRA
@@ -18,9 +20,40 @@ from octavo_torch.mlp.experts import Experts
 from octavo_torch.mlp.packed_weight import PackedWeight
 
 _CHILDREN = {"weight": "lora", "weight1": "lora1", "weight2": "lora2"}
-"""Of each weight, the name of its adapter in the layer."""
+"""The name of each weight's adapter in the layer."""
 
 Layer = LinearModule | Experts
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A weight of a layer, beside which an adapter stands; `path` is the layer's name in the model."""
+
+    path: str
+    layer: Layer
+    weight: str
+
+    @property
+    def name(self) -> str:
+        """The weight's name in the model."""
+        return name_in(self.path, self.weight)
+
+    @property
+    def child(self) -> str:
+        """The adapter's name in the layer."""
+        return _CHILDREN[self.weight]
+
+    @property
+    def adapter_name(self) -> str:
+        """The adapter's name in the model."""
+        return name_in(self.path, self.child)
+
+    @property
+    def value(self) -> Weights:
+        """The weight, of all groups."""
+        value = self.layer.of_all_groups(self.weight)
+        assert value is not None  # a layer has each of its weights
+        return value
 
 
 def add_lora(
@@ -47,96 +80,91 @@ def add_lora(
     changed, for arguments that do not fit, and where no layer is selected, one has adapters or is sharded already.
     """
     check_module(module)
+    reshard(module)
     check_filter(filter)
     if dtype is not None:
         check_dtype(dtype)
     wanted = _checked(targets)
-    made: list[tuple[str, Layer, str, GroupedLoRA]] = []
-    for name, layer in _layers(module):
-        if not selects(filter, name, layer):
+    adapters: dict[_Target, GroupedLoRA] = {}
+    for path, layer in _layers(module):
+        if not selects(filter, path, layer):
             continue
-        for weight in (weight for weight in wanted if weight in layer._shapes):
-            first = _first_leaf(layer, name, weight)
-            groups, rows, columns = layer._shapes[weight]
-            adapter = GroupedLoRA(
+        for target in (_Target(path, layer, weight) for weight in wanted if weight in layer._shapes):
+            _check_free(target)
+            leaf = leaves_of(target.value)[0]
+            groups, rows, columns = layer._shapes[target.weight]
+            adapters[target] = GroupedLoRA(
                 groups, columns, rows, rank, alpha=alpha, rank_stabilized=rank_stabilized, dropout=dropout,
-                device=first.device, dtype=dtype or first.dtype, backend=layer.backend,
+                device=leaf.device, dtype=dtype or leaf.dtype, backend=layer.backend,
             )  # fmt: skip
-            made.append((_place(name, _CHILDREN[weight]), layer, _CHILDREN[weight], adapter))
-    if not made:
+    if not adapters:
         raise ValueError(
             f"no weight among {', '.join(wanted)} is selected; give a module with GroupedLinear, Linear, GroupedMLP or "
             "MoE, and targets and a filter that select some of them"
         )
-    for _, layer, child, adapter in made:
-        layer.add_module(child, adapter.train(layer.training))
+    for target, adapter in adapters.items():
+        target.layer.add_module(target.child, adapter.train(target.layer.training))
         # a parametrization keeps a weight's parameters in a module of its own
-        for name, parameter in layer.named_parameters():
+        for name, parameter in target.layer.named_parameters():
             if name.removeprefix("parametrizations.").startswith(("weight", "bias")):
                 parameter.requires_grad_(False)
-    return tuple(name for name, *_ in made)
+    return tuple(target.adapter_name for target in adapters)
 
 
 def merge_lora(module: nn.Module) -> tuple[str, ...]:
-    """Add to each weight what its adapter stands for, in place, and remove the adapters; returns their names.
+    """Add each adapter's `delta_weight` to its weight, in place, and remove the adapters; returns their names.
 
-    Weights are rounded once to their dtype, so there is no way back: keep the adapters' state dict for that. Raises
-    ValueError, before anything has changed, where there are no adapters, for weights that are computed, for those that
-    another module in `module` has, too, and for those that are codes alone, of which `GroupedLoRA.merged_weight` makes
-    values.
+    Weights are rounded once to their dtype, so this cannot be undone: keep the adapters' state dict if you may need it.
+    Parameters that FSDP2 has gathered go back into shards first, and the shards are what is changed.
+    Raises ValueError, before anything has changed, where there are no adapters, for weights that are computed, for
+    weights that another module in `module` has, too, and for those that are codes alone, of which
+    `GroupedLoRA.merged_weight` returns merged values.
     """
     check_module(module)
-    found = [
-        (name, layer, weight, child)
-        for name, layer in _layers(module)
-        for weight, child in _CHILDREN.items()
-        if isinstance(layer._modules.get(child), GroupedLoRA)
-    ]
-    if not found:
+    reshard(module)
+    adapters: dict[_Target, GroupedLoRA] = {}
+    for path, layer in _layers(module):
+        for weight, child in _CHILDREN.items():
+            adapter = layer._modules.get(child)
+            if isinstance(adapter, GroupedLoRA):
+                adapters[_Target(path, layer, weight)] = adapter
+    if not adapters:
         raise ValueError("module has no adapters; give one to which add_lora has added some")
-    for name, layer, weight, _ in found:
-        if isinstance(layer._parameters.get(weight), CodedWeight | PackedWeight):
+    for target in adapters:
+        if isinstance(target.layer._parameters.get(target.weight), CodedWeight | PackedWeight):
             raise ValueError(
-                f"{_place(name, weight)} is codes alone, which would round the sum; keep the adapter beside it, or "
-                "take values from its merged_weight"
+                f"{target.name} is codes alone, which would round the sum; keep the adapter beside it, or take values "
+                "from its merged_weight"
             )
-        whole = layer.of_all_groups(weight)
-        if whole is None or not all(isinstance(leaf, nn.Parameter) for leaf in leaves_of(whole)):
+        if not all(isinstance(leaf, nn.Parameter) for leaf in leaves_of(target.value)):
             raise ValueError(
-                f"{_place(name, weight)} is not a parameter of its module: a parametrization or pruning computes it, "
-                "and would lose the sum; remove that first"
+                f"{target.name} is not a parameter of its module: a parametrization or pruning computes it, and would "
+                "lose the sum; remove that first"
             )
-    _check_apart(module, found)
-    for _, layer, weight, child in found:
-        adapter = layer._modules[child]
-        assert isinstance(adapter, GroupedLoRA)  # as found
-        whole = layer.of_all_groups(weight)
-        assert whole is not None
-        leaves = leaves_of(whole)
+    _check_not_tied(module, adapters)
+    for target, adapter in adapters.items():
+        whole = target.value
         with torch.no_grad():
-            values = whole if isinstance(whole, Tensor) else torch.stack(tuple(whole))
-            merged = adapter.merged_weight(values)
-            for target, value in zip(leaves, (merged,) if isinstance(whole, Tensor) else merged, strict=True):
-                target.copy_(value)
-        delattr(layer, child)
-    return tuple(_place(name, child) for name, _, _, child in found)
+            merged = adapter.merged_weight(whole if isinstance(whole, Tensor) else torch.stack(tuple(whole)))
+            for leaf, value in zip(leaves_of(whole), (merged,) if isinstance(whole, Tensor) else merged, strict=True):
+                leaf.copy_(value)
+        delattr(target.layer, target.child)
+    return tuple(target.adapter_name for target in adapters)
 
 
-def _check_apart(module: nn.Module, found: Sequence[tuple[str, Layer, str, str]]) -> None:
-    """ValueError where a weight is tied to another one, which would get the sum of an adapter that is not its own."""
+def _check_not_tied(module: nn.Module, targets: Iterable[_Target]) -> None:
+    """ValueError where a weight is tied to another one, to which its adapter would be added, too."""
     owners: dict[Tensor, list[str]] = {}
     for place, part in module.named_modules():
         for parameter_name, parameter in part._parameters.items():
             if parameter is not None:
-                owners.setdefault(parameter, []).append(_place(place, parameter_name))
-    for name, layer, weight, _ in found:
-        whole = layer.of_all_groups(weight)
-        assert whole is not None
-        for leaf in leaves_of(whole):
+                owners.setdefault(parameter, []).append(name_in(place, parameter_name))
+    for target in targets:
+        for leaf in leaves_of(target.value):
             if len(owners[leaf]) > 1:
                 raise ValueError(
-                    f"{_place(name, weight)} is tied: {' and '.join(owners[leaf])} are one parameter, and all of them "
-                    "would get the sum; give the layer a parameter of its own first, or keep the adapter"
+                    f"{target.name} is tied: {' and '.join(owners[leaf])} are one parameter, and all of them would get "
+                    "the sum; give the layer a parameter of its own first, or keep the adapter"
                 )
 
 
@@ -146,10 +174,6 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, Layer]]:
             yield name, layer
 
 
-def _place(name: str, part: str) -> str:
-    return f"{name}.{part}" if name else part
-
-
 def _checked(targets: object) -> tuple[str, ...]:
     names = tuple(targets) if isinstance(targets, Sequence) and not isinstance(targets, str) else ()
     if not names or any(not isinstance(name, str) or name not in _CHILDREN for name in names):
@@ -157,13 +181,9 @@ def _checked(targets: object) -> tuple[str, ...]:
     return names
 
 
-def _first_leaf(layer: Layer, name: str, weight: str) -> Tensor:
-    """A tensor of the weight, which says where an adapter has to be; ValueError where none can be added."""
-    if _CHILDREN[weight] in layer._modules:
-        raise ValueError(f"{_place(name, weight)} has an adapter already; end it by merge_lora, or select other layers")
-    whole = layer.of_all_groups(weight)
-    assert whole is not None
-    first = leaves_of(whole)[0]
-    if isinstance(first, DTensor):
-        raise ValueError(f"{_place(name, weight)} is sharded; add adapters before FSDP2 shards it")
-    return first
+def _check_free(target: _Target) -> None:
+    """ValueError where no adapter can be added beside the weight."""
+    if target.child in target.layer._modules:
+        raise ValueError(f"{target.name} has an adapter already; end it by merge_lora, or select other layers")
+    if isinstance(leaves_of(target.value)[0], DTensor):
+        raise ValueError(f"{target.name} is sharded; add adapters before FSDP2 shards it")

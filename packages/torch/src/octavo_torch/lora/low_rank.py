@@ -1,4 +1,4 @@
-"""LowRank: what one adapter adds to a grouped layer's result, as two grouped products."""
+"""LowRank: what an adapter adds to a grouped layer's result, as two grouped products; SumOfAdapters adds several."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from torch.nn.functional import dropout, pad
 
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import GroupSizes
+from octavo_torch.dispatch.device import CUDA_MULTIPLE
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.functional import grouped_linear
-
-_SIDE = 16
-"""CUDA kernels multiply matrices whose sides are multiples of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +37,7 @@ class LowRank(Adapter):
         """[M, N]; see octavo_torch.linear.call.Adapter."""
         a, b = self.a, to_halves(self.b, interleave) if interleave else self.b
         # zeros in both factors add zeros to sums
-        missing = -a.shape[1] % _SIDE
+        missing = -a.shape[1] % CUDA_MULTIPLE
         if missing:
             a, b = pad(a, (0, 0, 0, missing)), pad(b, (0, missing))
         if not torch.is_autocast_enabled(x.device.type):
@@ -53,13 +51,13 @@ class LowRank(Adapter):
 
 
 @dataclass(frozen=True, eq=False)
-class Together(Adapter):
-    """Several adapters of one weight; each adds its part."""
+class SumOfAdapters(Adapter):
+    """Several adapters of one weight, whose deltas are added."""
 
     parts: Sequence[Adapter]
 
     def delta(self, x: Tensor, group_sizes: GroupSizes | None, interleave: int = 0) -> Tensor:
-        """[M, N], the sum; see octavo_torch.linear.call.Adapter."""
+        """The sum of the parts' deltas, [M, N]; see octavo_torch.linear.call.Adapter."""
         first, *others = self.parts
         total = first.delta(x, group_sizes, interleave)
         for part in others:

@@ -10,13 +10,11 @@ from torch import Tensor, nn
 
 from octavo_torch.arrays.checks import brief, check_count, check_device, check_flag, known_backends
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.linear.call import Adapter
-from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.linear.coded_weight import CodedWeight, values_of
 from octavo_torch.lora.low_rank import LowRank
 from octavo_torch.mlp.packed_weight import PackedWeight
-from octavo_torch.quantizers.functional import dequantize
 
 
 class GroupedLoRA(nn.Module, Adapter):
@@ -154,8 +152,7 @@ class GroupedLoRA(nn.Module, Adapter):
         if isinstance(weight, PackedWeight):
             values = weight.dequantize()
         elif isinstance(weight, CodedWeight):
-            values = dequantize(weight.codes)
-            values = from_halves(values, weight.interleave) if weight.interleave else values
+            values = values_of(weight)
         return self.delta_weight().add_(values).to(weight.dtype)
 
     def extra_repr(self) -> str:

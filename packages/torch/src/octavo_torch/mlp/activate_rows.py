@@ -12,7 +12,7 @@ from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.sizes import GroupSizes, Sizes, as_sizes
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.compiler.second_derivative import check_no_graph
+from octavo_torch.compiler.refused_derivatives import check_no_graph
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.layers import layer_for

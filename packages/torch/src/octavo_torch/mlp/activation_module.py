@@ -13,7 +13,7 @@ from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.operands import check_tensor
 from octavo_torch.compiler.autograd_context import AutogradContext
-from octavo_torch.compiler.second_derivative import check_no_graph, check_no_tangent
+from octavo_torch.compiler.refused_derivatives import check_no_graph, check_no_tangent
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import Subject, transforms_active
 from octavo_torch.functions import activations

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
+from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.dispatch.layer import Matrix
 from octavo_torch.linear.autograd import (
     Context,

@@ -16,7 +16,7 @@ from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.per_group import Weights, as_one, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
-from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts

@@ -21,7 +21,7 @@ from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.compiler.operators import Operators
-from octavo_torch.compiler.second_derivative import FirstOrderFunction, check_no_graph
+from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import PLANES_OF, Matrix, Rows
 from octavo_torch.linear.autograd import (

@@ -15,7 +15,7 @@ from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.per_group import Weights, leaves_of
-from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.recorders import check_not_recorded
-from octavo_torch.compiler.second_derivative import check_no_tangent
+from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.compiler.transforms import Subject, check_transform, no_transform, transforms_active
 from octavo_torch.moe.moves import Moves
 

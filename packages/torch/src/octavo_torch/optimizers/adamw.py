@@ -1,4 +1,4 @@
-"""AdamW: an optimizer that keeps master weights, and writes the parameters, codes among them, from these."""
+"""AdamW: an optimizer that keeps master weights, and writes parameters, CodedWeights among them, from their masters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from octavo_torch.optimizers.state import (
     new_state,
     write_unless_there,
 )
-from octavo_torch.optimizers.stepping import Found, Member, step_on_device, step_on_host
+from octavo_torch.optimizers.stepping import GradScaling, Member, step_on_device, step_on_host
 from octavo_torch.optimizers.written import Versions, check_unchanged, note
 
 _BETWEEN_GRAPHS = "AdamW.step runs between graphs: compile what is before it, or leave out fullgraph=True"
@@ -34,13 +34,13 @@ class AdamW(Optimizer):
 
     It steps ordinary parameters and CodedWeights. A CodedWeight's codes, both planes, are those of its master cast to
     the weight's dtype; a bf16 or fp16 parameter is its master rounded to nearest. A parameter of fp32, or of
-    `master_dtype`, is its own master. The step is `octavo_numerics.adamw_step`, bit for bit on every device, and needs
+    `master_dtype`, is its own master. The step is `octavo_numerics.adamw_step`, bit for bit on every device, and reads
     nothing from the host where `capturable` is True.
 
     Gradients are read from `main_grad` where a parameter has it, else from `.grad`, in fp32, bf16 or fp16. `zero_grad`
-    zeroes `main_grad` in place; such zeros are no gradient of a frozen parameter, which is not stepped. Gradients that
-    are not finite make the parameter NaN, as in torch.optim.AdamW, and a block of 128 with it where moments are in 8
-    bits. States are made with the optimizer, and loaded in place.
+    zeroes `main_grad` in place; a frozen parameter is not stepped with such zeros. A gradient that is not finite makes
+    its element NaN, as in torch.optim.AdamW; with moments in 8 bits, its block of 128 elements. States are created with
+    the optimizer, and loaded in place.
     """
 
     _step_supports_amp_scaling = True
@@ -64,8 +64,8 @@ class AdamW(Optimizer):
         lr            a number, or a tensor of one element: with `capturable` on the parameters' device, else on the CPU
         master_dtype  torch.float32, or torch.bfloat16 with steps that are rounded stochastically
         state_bits    of the moments of parameters with two axes or more, 32 or 8; others have 32
-        seed          of stochastic rounding: a group's, and with the step, the parameter's number and the position all
-                      that the bits depend on. Ranks that hold copies need one seed
+        seed          of stochastic rounding, whose bits depend on nothing but the group's seed, the step, the
+                      parameter's number and the position. Ranks that hold copies of a parameter need the same seed
         capturable    learning rates and step counts are read on the device, for CUDA graphs
         masters       values of masters by parameter, such as a checkpoint's: the parameters are written from them, too.
                       Others start from what the parameter holds
@@ -134,19 +134,19 @@ class AdamW(Optimizer):
             state = self.state[member.parameter]
             check_own_master(member.name, member.parameter, state, member.group["master_dtype"])
             check_unchanged(member.name, member.parameter, state.get("master"), self._versions())
-        found = self._found(members)
+        scaling = self._grad_scaling(members)
         for group in self.param_groups:
             of_group = [member for member in members if member.group is group]
             if of_group and group["capturable"]:
-                step_on_device(of_group, group, found, self.state)
-            elif of_group and (found.skip is None or not bool(found.skip)):
-                step_on_host(of_group, group, found, self.state)
+                step_on_device(of_group, group, scaling, self.state)
+            elif of_group and (scaling.skip is None or not bool(scaling.skip)):
+                step_on_host(of_group, group, scaling, self.state)
         for member in members:
             self._note(member.parameter)
         return loss
 
     def gradients(self) -> list[Tensor]:
-        """What the next step reads, for whoever reduces, clips or inspects it: buffers `main_grad`, and `.grad`."""
+        """The gradients that the next step reads, to be reduced, clipped or inspected: each `main_grad`, or `.grad`."""
         members = [member for member in self._members() if has_gradient(member.parameter)]
         found = (gradient_of(member.name, member.parameter) for member in members)
         return [grad for grad in found if grad is not None]
@@ -184,15 +184,16 @@ class AdamW(Optimizer):
                 clear(member.parameter)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim.Optimizer's, with `master_dtype` by its name: what gathers and sends states takes no dtype."""
+        """As torch.optim.Optimizer's, with `master_dtype` as its name: torch's tools that gather and send states accept
+        no dtype."""
         saved: dict[str, Any] = super().state_dict()
         for group in saved["param_groups"]:
             group["master_dtype"] = name_of(group["master_dtype"])
         return saved
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """What `state_dict` of an optimizer of such parameters gave; or of torch.optim.AdamW, for parameters that are
-        their own masters with `state_bits=32`.
+        """Load the `state_dict` of such an optimizer; or that of a torch.optim.AdamW, for parameters that are their own
+        masters with `state_bits=32`.
 
         States are copied in place, and parameters with a master are written from it: a run goes on bit for bit.
         Options that the saved groups lack stay. Raises ValueError, before anything is changed, for states that do not
@@ -226,7 +227,7 @@ class AdamW(Optimizer):
         note(parameter, self.state[parameter].get("master"), self._versions())
 
     def _versions(self) -> Versions:
-        """Not in a copy or a pickle, whose tensors have versions of their own: there a step notes the first ones."""
+        """The noted versions. A copy or a pickle starts without any, because its tensors have versions of their own."""
         versions: Versions = vars(self).setdefault("_written_at", {})
         return versions
 
@@ -253,16 +254,16 @@ class AdamW(Optimizer):
                 write_unless_there(parameter, self.state[parameter])
                 self._note(parameter)
 
-    def _found(self, members: list[Member]) -> Found:
-        """GradScaler sets both attributes around a step."""
+    def _grad_scaling(self, members: list[Member]) -> GradScaling:
+        """What a GradScaler asks of this step, by the attributes that it sets on an optimizer around `step`."""
         own = vars(self)
         skip, scale = cast("Tensor | None", own.get("found_inf")), cast("Tensor | None", own.get("grad_scale"))
         if skip is None:
-            return Found(None, None)
+            return GradScaling(None, None)
         unseen = [member.name for member in members if has_main_grad(member.parameter)]
         if unseen:
             raise ValueError(
                 f"the gradient of {unseen[0]} is in main_grad, which a GradScaler neither unscales nor checks; train "
                 "with bfloat16 and without a GradScaler, or without main_grad"
             )
-        return Found(None if scale is None else torch.ones_like(scale) / scale, skip != 0)
+        return GradScaling(None if scale is None else torch.ones_like(scale) / scale, skip != 0)

@@ -61,11 +61,11 @@ def scalars_of(rule: Rule, steps: Tensor) -> list[Scalars]:
     ]
 
 
-def unless(skip: Tensor, scalars: Scalars) -> Scalars:
-    """Factors that change nothing where `skip` is true, if the gradient is 0 there."""
+def skipped_where(skip: Tensor, scalars: Scalars) -> Scalars:
+    """The factors; where `skip` is true those of a step that changes nothing, if the gradient is 0 there."""
 
-    def chosen(still: float, factor: float | Tensor) -> Tensor:
-        return torch.where(skip, still, factor)
+    def chosen(neutral: float, factor: float | Tensor) -> Tensor:
+        return torch.where(skip, neutral, factor)
 
     return Scalars(
         chosen(1.0, scalars.decay),

@@ -1,4 +1,4 @@
-"""Which backend steps a parameter, and the step as it runs there: octavo_registry.contract.optimizers."""
+"""Finds the backend that steps a parameter, and runs its step: octavo_registry.contract.optimizers."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def _plan(request: OptimizerRequest, *, writes_codes: bool) -> Step | None:
 
 
 def _may_write(weight: CodedWeight) -> bool:
-    """Whether the weight's codes are a function of its bf16 values, row by row where they stand."""
+    """Whether a step could write the weight's codes: they depend on its bf16 values alone, in the order of rows."""
     return weight.dtype is torch.bfloat16 and not weight.interleave and not weight.recipe.stateful
 
 
 def first_row_of(parameter: Tensor) -> int | None:
-    """The number in the whole parameter of this rank's first row of the last axis; None where rows are not whole, or
-    do not follow each other."""
+    """The number that this rank's first row has in the whole parameter, whose rows are those of its last axis; None
+    where the rank has parts of rows, or rows that do not follow each other."""
     if not isinstance(parameter, DTensor):
         return 0
     whole = tuple(parameter.shape)
@@ -130,7 +130,8 @@ def run_step(step: Step, parameter: Tensor, state: State, grad: Tensor, rule: Ad
 
 
 def _out_of(step: Step, parameter: Tensor, state: State) -> Tensor | GroupedTensor | None:
-    """What the step is to write from the master: codes, values in the parameter, values that are quantized next."""
+    """What the step writes from the master: the codes of a CodedWeight, its values where the codes are quantized from
+    them afterwards, or another parameter. None where it writes nothing."""
     if "master" not in state:
         return None
     if isinstance(parameter, CodedWeight):

@@ -12,32 +12,38 @@ from octavo_torch.optimizers.rounding import rows_and_columns
 BLOCK = 128
 """Consecutive elements of the last axis that share a top."""
 
-_NOT_FINITE = -1
+NOT_FINITE = -1
+"""The top of a block with an infinite or NaN element."""
+
+LARGEST_TOP = 0x7F7
+"""The top of the largest finite numbers."""
+
 _SHIFT = 20
-_LARGEST_TOP = 0x7F7
 _SIGN = 0x80
 
 
 def tops_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the tops of a tensor of this shape."""
+    """The shape of the tops of a tensor of this shape."""
     return (*shape[:-1], -(-shape[-1] // BLOCK))
 
 
 def encode_into(codes: Tensor, tops: Tensor, values: Tensor, signed: bool, random: Tensor, skip: Tensor | None) -> None:
-    """Writes fp32 `values`, rounded by the 16 `random` bits of each, as uint8 codes and int32 tops; nothing where the
-    boolean `skip` is true, because the same values may have a lower top."""
+    """Writes fp32 `values` as uint8 codes and int32 tops, rounded by the 16 `random` bits of each.
+
+    skip   a boolean tensor; where it is true nothing is written, because decoded values may get a lower top than before
+    """
     levels = 127 if signed else 255
     blocks = _in_blocks(bits_of(values) & ABS_BITS)
     largest = blocks.amax(dim=-1, keepdim=True)
     finite = largest < INF_BITS
-    top = ((largest + ((1 << _SHIFT) - 1)) >> _SHIFT).clamp_(max=_LARGEST_TOP)
+    top = ((largest + ((1 << _SHIFT) - 1)) >> _SHIFT).clamp_(max=LARGEST_TOP)
     carried = (blocks + (_in_blocks(random.reshape(values.shape)) << (_SHIFT - 16))) >> _SHIFT
     code = torch.minimum(carried, top).sub_(top).add_(levels).clamp_(min=0 if signed else 1)
     code = torch.where(finite & (blocks > 0), code, 0)
     if signed:
         code |= torch.where(code > 0, (_in_blocks(bits_of(values)) >> 24) & _SIGN, 0)
     code = _out_of_blocks(code, values.shape)
-    top = torch.where(finite, top, _NOT_FINITE).view(tops.shape)
+    top = torch.where(finite, top, NOT_FINITE).view(tops.shape)
     codes.copy_(code if skip is None else torch.where(skip, codes, code))
     tops.copy_(top if skip is None else torch.where(skip, tops, top))
 
@@ -50,7 +56,7 @@ def decode(codes: Tensor, tops: Tensor, signed: bool) -> Tensor:
     bits = torch.where(magnitude > 0, (magnitude - (127 if signed else 255) + top) << _SHIFT, 0)
     if signed:
         bits |= (blocks & _SIGN) << 24
-    bits = torch.where(top == _NOT_FINITE, NAN_BITS, bits)
+    bits = torch.where(top == NOT_FINITE, NAN_BITS, bits)
     return float_from(_out_of_blocks(bits, codes.shape).contiguous())
 
 

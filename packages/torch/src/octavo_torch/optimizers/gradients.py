@@ -10,7 +10,7 @@ from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.zero_gradient import ZeroGradient
 from octavo_torch.distributed.fsdp.shard import WeightShard
-from octavo_torch.wgrad.main_grad import ZEROS_BESIDE
+from octavo_torch.wgrad.main_grad import ZEROS_BESIDE, buffer_shapes
 
 
 def local_of(tensor: Tensor) -> Tensor:
@@ -28,8 +28,8 @@ def has_main_grad(parameter: Tensor) -> bool:
 
 
 def has_gradient(parameter: Tensor) -> bool:
-    """Whether a step reads one: a `main_grad` that no layer has added to since `zero_grad` is none where the parameter
-    is frozen, whose weight would decay."""
+    """Whether a step reads a gradient. A frozen parameter has one in `main_grad` only if a layer has added to it since
+    `zero_grad`: a step with its zeros would decay the weight."""
     added = parameter.requires_grad or getattr(parameter, "grad_added_to_main_grad", False)
     return parameter.grad is not None or (has_main_grad(parameter) and added)
 
@@ -38,9 +38,8 @@ def has_gradient(parameter: Tensor) -> bool:
 def gradient_of(name: str, parameter: Tensor) -> Tensor | None:
     """The gradient as the step reads it, in the parameter's shape on this rank; None where there is none.
 
-    It is `main_grad` where the parameter has it. What no layer has added to it of a `.grad` beside it is added first,
-    and `.grad` becomes None, as in Megatron's DistributedDataParallel. Raises ValueError for a gradient that does not
-    fit.
+    It is `main_grad` where the parameter has it. A `.grad` beside it is added to it first, if a layer has not done so,
+    and becomes None, as in Megatron's DistributedDataParallel. Raises ValueError for a gradient that does not fit.
     """
     main, grad = getattr(parameter, "main_grad", None), parameter.grad
     if main is None:
@@ -54,8 +53,8 @@ def gradient_of(name: str, parameter: Tensor) -> Tensor | None:
 
 
 def _is_more(parameter: Tensor, grad: Tensor) -> bool:
-    """Whether `.grad` has something that `main_grad` lacks: a layer has not added it, or other operations that read
-    the parameter have added to the zeros that a layer leaves there."""
+    """Whether `.grad` has something that `main_grad` lacks: because no layer has added it there, or because other
+    operations that read the parameter have added to the zeros that a layer leaves in `.grad`."""
     if not getattr(parameter, "grad_added_to_main_grad", False):
         return True
     return getattr(parameter, ZEROS_BESIDE, False) and not (isinstance(grad, ZeroGradient) and not grad.is_written)
@@ -70,7 +69,7 @@ def check_gradient(name: str, parameter: Tensor) -> None:
 
 
 def clear(parameter: Tensor) -> None:
-    """Zeros in `main_grad`, of which nothing counts as added."""
+    """Zero `main_grad`, to which no layer has then added a gradient."""
     if has_main_grad(parameter):
         local_of(parameter.main_grad).zero_()  # type: ignore[attr-defined]
         parameter.grad_added_to_main_grad = False  # type: ignore[attr-defined]
@@ -82,10 +81,10 @@ def _checked(name: str, grad: object, parameter: Tensor) -> Tensor:
         raise ValueError(f"{name} is {kind}; give a dense float32, bfloat16 or float16 tensor")
     local, values = local_of(grad), local_of(parameter)
     shape = tuple(values.shape)
-    forms = [shape, (values.numel(),), *([(shape[0] * shape[1], shape[2])] if len(shape) == 3 else [])]
+    shapes = buffer_shapes(values)
     same = local.shape == values.shape
-    if tuple(local.shape) not in forms or local.device != values.device or not (same or local.is_contiguous()):
-        views = " or ".join(str(list(form)) for form in forms[1:])
+    if tuple(local.shape) not in shapes or local.device != values.device or not (same or local.is_contiguous()):
+        views = " or ".join(str(list(other)) for other in shapes[1:])
         raise ValueError(
             f"{name} is {brief(local)} on {local.device} and the parameter {list(shape)} on {values.device}; give a "
             f"gradient of that shape there, or its memory without gaps as {views}"

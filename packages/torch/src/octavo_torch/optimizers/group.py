@@ -21,7 +21,7 @@ UNSERVED = ("amsgrad", "maximize", "differentiable")
 
 _FLT_MAX = torch.finfo(torch.float32).max
 MASTER_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""By their names in a state_dict()."""
+"""The dtypes of masters, by their names in a state_dict()."""
 
 
 def check_group(group: Group) -> None:

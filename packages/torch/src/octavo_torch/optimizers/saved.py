@@ -13,7 +13,7 @@ from octavo_torch.optimizers.state import State, checked_entry
 from octavo_torch.optimizers.stepping import Member, States
 
 _OF_TORCH = (*UNSERVED, "foreach", "fused", "decoupled_weight_decay")
-"""Options of torch.optim.AdamW's groups that say nothing to this one."""
+"""Options of torch.optim.AdamW's groups that this optimizer ignores."""
 
 
 def checked_state_dict(
@@ -29,7 +29,10 @@ def checked_state_dict(
     if not isinstance(saved, list) or not isinstance(entries, Mapping):
         raise ValueError(f"state_dict is {brief(state_dict)} without state and param_groups; give a state_dict()")
     if len(saved) != len(present):
-        raise ValueError(f"state_dict has {len(saved)} groups and this optimizer {len(present)}")
+        raise ValueError(
+            f"state_dict has {len(saved)} groups and this optimizer {len(present)}; give the state of an optimizer "
+            "with as many groups"
+        )
     groups, numbers = [], list[object]()
     for index, (entry, group) in enumerate(zip(saved, present, strict=True)):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("params"), list):
@@ -37,11 +40,14 @@ def checked_state_dict(
         if len(entry["params"]) != len(group["params"]):
             raise ValueError(
                 f"state_dict's group {index} has {len(entry['params'])} parameters and this optimizer's "
-                f"{len(group['params'])}"
+                f"{len(group['params'])}; give the state of an optimizer of these parameters"
             )
         for option in UNSERVED:
             if entry.get(option):
-                raise ValueError(f"state_dict's group {index} has {option}={entry[option]!r}, which is not served")
+                raise ValueError(
+                    f"state_dict's group {index} has {option}={entry[option]!r}, an option of torch.optim.AdamW that "
+                    "this step does not have; go on with torch.optim.AdamW"
+                )
         kept = {option: entry.get(option, group[option]) for option in OPTIONS}
         named = kept["master_dtype"]
         kept["master_dtype"] = MASTER_DTYPES.get(named, named) if isinstance(named, str) else named
@@ -60,7 +66,10 @@ def checked_state_dict(
         numbers += entry["params"]
     unknown = [key for key in entries if key not in numbers]
     if unknown:
-        raise ValueError(f"state_dict has a state of {unknown[0]!r}, which none of its groups has")
+        raise ValueError(
+            f"state_dict has a state of {unknown[0]!r}, which none of its groups has; give a state_dict() "
+            "as an optimizer returns it"
+        )
     return groups, [
         checked_entry(member.name, entries.get(number, {}), states[member.parameter])
         for member, number in zip(members, numbers, strict=True)

@@ -17,27 +17,18 @@ from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.interleaving import from_halves
-from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.optimizers.block_state import tops_shape
+from octavo_torch.linear.coded_weight import CodedWeight, values_of
+from octavo_torch.optimizers.block_state import LARGEST_TOP, NOT_FINITE, tops_shape
 from octavo_torch.optimizers.gradients import local_of
-from octavo_torch.quantizers.functional import dequantize
 
 State = dict[str, Tensor]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MOST_STEPS = 1 << 24  # beyond, fp32 does not count
-_LARGEST_TOP = 0x7F7
-
-
-def values_of(weight: CodedWeight) -> Tensor:
-    """The fp32 values that a weight's codes stand for, its rows in the order of the weight's values."""
-    values = dequantize(weight.codes)
-    return from_halves(values, weight.interleave) if weight.interleave else values
 
 
 def stands_for(weight: CodedWeight, master: Tensor) -> bool:
-    """Whether the codes' values are the master's: those of a file, say, for which quantizing gives other codes."""
+    """Whether the codes stand for the master's values, from which quantizing may make other codes, as for a file's."""
     return torch.equal(values_of(weight).to(master.dtype), master)
 
 
@@ -71,7 +62,7 @@ def check_own_master(name: str, parameter: Tensor, state: State, master_dtype: t
 
 
 def new_state(parameter: Tensor, master_dtype: torch.dtype, state_bits: int, capturable: bool) -> State:
-    """Before the first step: moments zero, the master what the parameter holds."""
+    """The state before the first step: moments of zero, and a master with the parameter's values."""
     local = local_of(parameter)
     shape, device = tuple(local.shape), local.device
     state = {"step": torch.zeros((), dtype=torch.float32, device=device if capturable else "cpu")}
@@ -91,14 +82,14 @@ def new_state(parameter: Tensor, master_dtype: torch.dtype, state_bits: int, cap
 
 @torch.no_grad()
 def write_parameter(parameter: Tensor, state: State) -> None:
-    """The master, cast to the parameter's dtype, into the parameter: its values, or all planes of its codes."""
+    """Write the master, cast to the parameter's dtype, into the parameter: its values, or all planes of its codes."""
     master = state.get("master")
     if master is not None:
         (parameter if isinstance(parameter, CodedWeight) else local_of(parameter)).copy_(local_of(master))
 
 
 def checked_entry(name: str, saved: object, present: State) -> State | None:
-    """A saved state of the same form as `present`, or None for one that is empty; ValueError for any other."""
+    """A saved state that fits the `present` one, or None where it is empty; ValueError for one that does not fit."""
     if not isinstance(saved, Mapping) or any(not isinstance(key, str) for key in saved):
         raise ValueError(f"state_dict's state of {name} is {brief(saved)}; give what this optimizer's state_dict has")
     if not saved:
@@ -118,11 +109,17 @@ def checked_entry(name: str, saved: object, present: State) -> State | None:
         raise ValueError(f"state_dict's step of {name} is {step}; give a whole number of at least 0, up to 2^24")
     second = local_of(entry["exp_avg_sq"])
     if second.dtype is torch.float32 and bool((second < 0).any()):
-        raise ValueError(f"state_dict's exp_avg_sq of {name} holds {float(second.min())}; means of squares are not")
+        raise ValueError(
+            f"state_dict's exp_avg_sq of {name} holds {float(second.min())}, and means of squares are never negative; "
+            "give the state_dict() of an optimizer"
+        )
     for moment in MOMENTS:
         tops = entry.get(f"{moment}_tops")
-        if tops is not None and bool(((local_of(tops) < -1) | (local_of(tops) > _LARGEST_TOP)).any()):
-            raise ValueError(f"state_dict's {moment}_tops of {name} holds values outside of -1 to {_LARGEST_TOP}")
+        if tops is not None and bool(((local_of(tops) < NOT_FINITE) | (local_of(tops) > LARGEST_TOP)).any()):
+            raise ValueError(
+                f"state_dict's {moment}_tops of {name} holds values outside of {NOT_FINITE} to {LARGEST_TOP}, which no "
+                "optimizer has saved; give the state_dict() of one"
+            )
     return entry
 
 
@@ -134,7 +131,8 @@ def write_unless_there(parameter: Tensor, state: State) -> None:
 
 @torch.no_grad()
 def load_entry(entry: State | None, parameter: Tensor, present: State, new: State) -> None:
-    """A checked state into the present one, at its addresses; `new` for an empty one. Then the parameter is written."""
+    """Copy a checked state into the present one, whose tensors stay, or `new` where it is empty; then write the
+    parameter from its master."""
     for key, value in present.items():
         local_of(value).copy_(local_of((new if entry is None else entry)[key]))
     write_unless_there(parameter, present)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_registry.contract.optimizers import AdamWStepRule
-from octavo_torch.optimizers.arithmetic import Scalars, advance_master, advance_moments, scalars_of, unless
+from octavo_torch.optimizers.arithmetic import Scalars, advance_master, advance_moments, scalars_of, skipped_where
 from octavo_torch.optimizers.backends import first_row_of, run_step, step_for
 from octavo_torch.optimizers.block_state import decode, encode_into
 from octavo_torch.optimizers.gradients import gradient_of, local_of
@@ -37,35 +37,41 @@ class Member(NamedTuple):
     group: Group
 
 
-class Found(NamedTuple):
-    """What GradScaler found: the factor of the gradients, and whether one of them is not finite; None without it."""
+class GradScaling(NamedTuple):
+    """What a GradScaler asks of a step; both are None without one.
+
+    inverse_scale   fp32, the factor that unscales the gradients
+    skip            bool, true where a gradient is not finite, so that the step changes nothing
+    """
 
     inverse_scale: Tensor | None
     skip: Tensor | None
 
 
-def step_on_host(members: list[Member], group: Group, found: Found, states: States) -> None:
-    """Step counts are tensors on the CPU; parameters with the same count share the scalars."""
+def step_on_host(members: list[Member], group: Group, scaling: GradScaling, states: States) -> None:
+    """Step parameters whose step counts are on the CPU; those with the same count share the scalars."""
     rule, known = rule_of(group, torch.device("cpu")), dict[float, tuple[Tensor, Scalars]]()
+    unscaling = scaling._replace(skip=None)  # a step that is skipped does not come here
     for member in members:
         count = states[member.parameter]["step"].add_(1)
         grad = _gradient(member)
-        if _served(member, grad, states[member.parameter], Found(found.inverse_scale, None)):
+        if _served(member, grad, states[member.parameter], unscaling):
             continue
         key = count.item()
         if key not in known:
             steps = count.to(torch.int64).view(1)
             known[key] = steps.view(()), scalars_of(rule, steps)[0]
         step, scalars = known[key]
-        _advance(member, grad, states[member.parameter], Made(scalars, step, Found(found.inverse_scale, None)))
+        _advance(member, grad, states[member.parameter], StepInputs(scalars, step, unscaling))
 
 
-def step_on_device(members: list[Member], group: Group, found: Found, states: States) -> None:
-    """Nothing is read back: a skipped step has factors that change nothing."""
+def step_on_device(members: list[Member], group: Group, scaling: GradScaling, states: States) -> None:
+    """Step parameters whose step counts are on their device. Nothing is read on the host: a skipped step has factors
+    that change nothing."""
     for device in {member.parameter.device: None for member in members}:
         of_device = [member for member in members if member.parameter.device == device]
         counts = [states[member.parameter]["step"] for member in of_device]
-        here = Found(found.inverse_scale, None if found.skip is None else found.skip.to(device))
+        here = GradScaling(scaling.inverse_scale, None if scaling.skip is None else scaling.skip.to(device))
         for count in counts:
             count.add_(1 if here.skip is None else ~here.skip)
         grads = [_gradient(member) for member in of_device]
@@ -79,7 +85,7 @@ def step_on_device(members: list[Member], group: Group, found: Found, states: St
         steps = torch.stack([states[member.parameter]["step"] for member, _ in composed]).to(torch.int64).clamp_(min=1)
         scalars = scalars_of(rule_of(group, device), steps)
         for (member, grad), factors, step in zip(composed, scalars, steps.unbind(), strict=True):
-            _advance(member, grad, states[member.parameter], Made(factors, step, here))
+            _advance(member, grad, states[member.parameter], StepInputs(factors, step, here))
 
 
 def _gradient(member: Member) -> Tensor:
@@ -88,13 +94,13 @@ def _gradient(member: Member) -> Tensor:
     return gradient
 
 
-def _served(member: Member, grad: Tensor, state: State, found: Found) -> bool:
-    """Whether a backend's function has stepped the parameter."""
+def _served(member: Member, grad: Tensor, state: State, scaling: GradScaling) -> bool:
+    """Step the parameter by a backend's function; False where no backend has one for it."""
     parameter, group = member.parameter, member.group
     step = step_for(parameter, state, grad.dtype)
     if step is None:
         return False
-    lr, scale = group["lr"], found.inverse_scale
+    lr, scale = group["lr"], scaling.inverse_scale
     if isinstance(lr, Tensor):
         lr = float(lr) if lr.is_cpu else lr.detach().reshape(()).to(torch.float32)
     rule = AdamWStepRule(
@@ -107,28 +113,28 @@ def _served(member: Member, grad: Tensor, state: State, found: Found) -> bool:
         tensor=member.number,
         first_row=first_row_of(parameter) or 0,
         inverse_scale=None if scale is None else scale.to(grad.device),
-        skip=found.skip,
+        skip=scaling.skip,
     )
     run_step(step, parameter, state, grad.contiguous(), rule)
     return True
 
 
-class Made(NamedTuple):
-    """What a composed step reads besides the arrays: factors, the step's number int64 [], and what GradScaler found."""
+class StepInputs(NamedTuple):
+    """What a composed step reads besides the arrays: its factors, its number (int64 []), and what a GradScaler asks."""
 
     scalars: Scalars
     step: Tensor
-    found: Found
+    scaling: GradScaling
 
 
-def _advance(member: Member, gradient: Tensor, state: State, made: Made) -> None:
-    """One parameter, its state and its master; then what is written from the master."""
-    parameter, (scalars, step, found) = member.parameter, made
+def _advance(member: Member, gradient: Tensor, state: State, inputs: StepInputs) -> None:
+    """Step one parameter's state and master by torch's operations; then write the parameter from the master."""
+    parameter, (scalars, step, scaling) = member.parameter, inputs
     grad = gradient.to(torch.float32)
-    if found.inverse_scale is not None:
-        grad = grad * found.inverse_scale.to(grad.device)
-    if found.skip is not None:
-        grad, scalars = torch.where(found.skip, 0.0, grad), unless(found.skip, scalars)
+    if scaling.inverse_scale is not None:
+        grad = grad * scaling.inverse_scale.to(grad.device)
+    if scaling.skip is not None:
+        grad, scalars = torch.where(scaling.skip, 0.0, grad), skipped_where(scaling.skip, scalars)
     master = local_of(state.get("master", parameter))
     coded = "exp_avg_tops" in state
 
@@ -152,7 +158,7 @@ def _advance(member: Member, gradient: Tensor, state: State, made: Made) -> None
             ("exp_avg_sq", second, False, SECOND_MOMENT),
         ):
             tops = local_of(state[f"{name}_tops"])
-            encode_into(local_of(state[name]), tops, values, signed, bits(stream), found.skip)
+            encode_into(local_of(state[name]), tops, values, signed, bits(stream), scaling.skip)
     write_parameter(parameter, state)
 
 

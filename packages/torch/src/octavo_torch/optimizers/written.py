@@ -1,4 +1,7 @@
-"""Whether somebody has changed a parameter since the optimizer wrote it from its master, which a step would undo."""
+"""Notices parameters that were given new values after their optimizer wrote them from their masters.
+
+The optimizer's next step would undo such a change.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.linear.coded_weight import CodedWeight
+from octavo_torch.linear.coded_weight import CodedWeight, values_of
 from octavo_torch.optimizers.gradients import local_of
-from octavo_torch.optimizers.state import stands_for, values_of
+from octavo_torch.optimizers.state import stands_for
 
 Versions = dict[Tensor, tuple[int, int]]
-"""Of each parameter with a master, when the two last agreed: the versions, by which torch counts changes in place, of
-the parameter and of this rank's part of it. A change of a DTensor counts for the one, a step for the other."""
+"""For each parameter with a master, two versions of the moment when both last agreed: the parameter's, and that of this
+rank's part of it. In them torch counts changes in place: a change of a DTensor in the first, a step in the second."""
 
 _AS_MASTERS = (
     "Create the optimizer after values are loaded, give them as masters, or copy them into "
@@ -24,7 +27,7 @@ _AS_MASTERS = (
 
 
 def note(parameter: Tensor, master: Tensor | None, versions: Versions) -> None:
-    """The parameter agrees with its master now, if it has one."""
+    """Called when the parameter agrees with its master, if it has one."""
     there = _counted(parameter)
     if master is not None and _has_version(there):
         versions[parameter] = parameter._version, there._version
@@ -34,9 +37,12 @@ def note(parameter: Tensor, master: Tensor | None, versions: Versions) -> None:
 def check_unchanged(
     name: str, parameter: Tensor, master: Tensor | None, versions: Versions, advice: str = _AS_MASTERS
 ) -> None:
-    """Raises ValueError where the parameter has got values since `note` that its master does not stand for.
+    """Raises ValueError where the parameter was given values since `note` that are not its master's.
 
     Values are compared, and read on the host, only after a change in place; never while a CUDA graph is captured.
+
+    name     of the parameter, for the message
+    advice   the end of the message: what to do
     """
     there = _counted(parameter)
     if master is None or parameter not in versions or not _has_version(there):
@@ -57,7 +63,7 @@ def _counted(parameter: Tensor) -> Tensor:
 
 
 def _has_version(there: Tensor) -> bool:
-    """False for tensors of a compiler's trace and of inference mode, for which torch counts nothing."""
+    """False for tensors of a compiler's trace and of inference mode, whose changes torch does not count."""
     held = pytree.tree_leaves(there.codes) if isinstance(there, CodedWeight) else [there]
     return all(map(is_plain, held)) and not there.is_inference()
 
@@ -71,7 +77,8 @@ def _stands_for(master: Tensor, there: Tensor) -> bool:
     written.copy_(master)
     if _same(held, values_of(written)):
         return True
-    written.copy_(values_of(written))  # a state dict's values are those of codes, which are quantized again
+    # a state dict has had the codes' values, which loading has quantized once more
+    written.copy_(values_of(written))
     return _same(held, values_of(written))
 
 

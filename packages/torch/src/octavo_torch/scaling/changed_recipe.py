@@ -1,4 +1,4 @@
-"""set_recipe: another recipe for a module that exists."""
+"""set_recipe: gives a module that exists another recipe."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def set_recipe(
     backend: str | Sequence[str] | None,
     layers: tuple[int, ...] = (),
 ) -> None:
-    """Replace the module's recipe; its buffers are as before the first step, on the device of its parameters.
+    """Replace the module's recipe, and its buffers by those of a module before its first step, on the same device.
 
+    seed      base of stochastic rounding's seeds; None: drawn from torch's generator
     backend   None: the module keeps its own
-    layers   leading axes of the scales' buffers, as RecipeModule has them
+    layers    leading axes of the scales' buffers, as RecipeModule has them
     """
     device = next(module.parameters()).device
     backend = module.backend if backend is None else backend
@@ -30,7 +31,7 @@ def set_recipe(
             delattr(module, name)
         if name in fresh._buffers:
             module.register_buffer(name, fresh._buffers[name])
-    # not by assignment, which a module refuses: it would leave the buffers of the recipe before
+    # a module refuses the assignment of a recipe, which would leave the buffers of the old one
     for name in ("recipe", "backend", "_stochastic", "_stateful", "_seed", "_unused_amax"):
         module.__dict__[name] = getattr(fresh, name)
     module.reset_buffers()

@@ -1,4 +1,4 @@
-"""Probe: where one layer's calls leave what its quantizers do to x, w and dy."""
+"""Probe: counts what the quantizers of one layer do to x, w and dy in its calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AMAX = FIELDS.index("amax")
 class Probe:
     """What one layer's calls of a step have counted.
 
-    recipe   of the layer: its quantizers are what is counted
+    recipe   of the layer, whose quantizers are watched
     rows     of each group that are looked at, in a part of their columns, see tensor_stats; 0: all
     totals   float64 [3, 8, G], operands in the order x, w, dy: sums over the calls, and the largest amax. Changed in
              place, so that a captured graph and the host see one tensor
@@ -39,7 +39,7 @@ class Probe:
         return cls(recipe, rows, torch.zeros(len(OPERANDS), len(FIELDS), groups, dtype=torch.float64, device=device))
 
     def begin(self, recipe: Recipe) -> None:
-        """Count what the quantizers of `recipe` do, from nothing on, where those of another one were counted."""
+        """Count what the quantizers of `recipe` do; start anew if those of another recipe were counted before."""
         if self.recipe != recipe:
             self.recipe = recipe
             self.totals.zero_()

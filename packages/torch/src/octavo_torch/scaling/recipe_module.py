@@ -23,7 +23,7 @@ from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.quantized_parameters import recipe_of_parameters
 from octavo_torch.scaling.saved_state import explain_keys
-from octavo_torch.scaling.seeds import SeedCounter, check_base_seed
+from octavo_torch.scaling.seeds import SeedCounter, check_base_seed, seed_tensor
 from octavo_torch.scaling.unused_amax import UnusedAmax
 from octavo_torch.wgrad.main_grad import MainGrad, check_mode
 from octavo_torch.wgrad.postponed import DelayedWgrad
@@ -61,7 +61,7 @@ class RecipeModule(GroupParameters):
                               `update_scales()` after a step computes the next scales. Casting the module leaves them
                               float32, and they are after loading a state dict of any dtype
 
-    A module on the meta device has them as before the first step after `to_empty`.
+    `to_empty` of a module on the meta device gives them their values from before the first step.
     """
 
     recipe: Recipe
@@ -73,12 +73,12 @@ class RecipeModule(GroupParameters):
     delayed_wgrad: DelayedWgrad | None = None
     room: Room | None = None
     _fp32_buffers: ClassVar[tuple[str, ...]] = ("amax_history", "encode_scale")
-    """Those that casting the module leaves float32, with their bits."""
+    """The buffers that stay float32, bit for bit, when the module is cast."""
     probes: tuple[Probe, ...] = ()
-    """Of each layer, while an observer counts; empty else."""
+    """One per layer while an observer counts; otherwise empty."""
     _unused_amax: UnusedAmax | None = None
     weights_as_codes: bool = False
-    """Created inside of `quantized_parameters`: the weights become codes when they have their initial values."""
+    """True for a module created inside of `quantized_parameters`: weights become codes once they are initialized."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RecipeModule(GroupParameters):
 
         Raises ValueError for sides and options that do not fit.
         """
-        # not super(): of a module that is one of torch's, too, that is the constructor with torch's arguments
+        # not super(): for a class that also derives from one of torch's, as Linear does, that is torch's constructor
         nn.Module.__init__(self)
         for name, value in sides.items():
             check_count(name, value)
@@ -101,11 +101,11 @@ class RecipeModule(GroupParameters):
         self.delayed_wgrad = DelayedWgrad() if options.delay_wgrad else None
         register_constants()
         self.main_grad, self.room = options.main_grad, options.room
-        of_codes = recipe_of_parameters()
-        if options.recipe is UNSAID and of_codes is None:
+        recipe_of_codes = recipe_of_parameters()
+        if options.recipe is UNSAID and recipe_of_codes is None:
             warn_without_recipe(self)
-        self.recipe = recipe_of(of_codes if isinstance(options.recipe, Unsaid) else options.recipe)
-        self.weights_as_codes = of_codes is not None and self.recipe == of_codes
+        self.recipe = recipe_of(recipe_of_codes if isinstance(options.recipe, Unsaid) else options.recipe)
+        self.weights_as_codes = recipe_of_codes is not None and self.recipe == recipe_of_codes
         # a recipe's properties are Python calls, too slow for every forward
         self._stochastic, self._stateful = self.recipe.stochastic, self.recipe.stateful
         self.backend = known_backends(options.backend)
@@ -123,18 +123,19 @@ class RecipeModule(GroupParameters):
         """Set the buffers to their values before the first step."""
         with torch.no_grad():
             if self._stochastic:
-                if self._seed is None:
+                base = seed_tensor(self._seed, self.seed_base.device)
+                if base is None:
                     self.seed_base.random_()
                 else:
-                    self.seed_base.fill_((self._seed + (1 << 63)) % (1 << 64) - (1 << 63))
+                    self.seed_base.copy_(base)
                 self.seed_counter.zero_()
             if self._stateful:
                 self.amax_history.zero_()
                 self.encode_scale.fill_(1.0)
 
     def start_buffers(self) -> None:
-        """Every buffer's first values, where `to_empty` has given memory without any: a checkpoint of parameters alone
-        would leave scales that nobody has computed."""
+        """Give every buffer its first value after `to_empty`, which leaves memory uninitialized: a checkpoint that
+        holds parameters alone would not write the scales."""
         self.reset_buffers()
 
     @property
@@ -152,7 +153,7 @@ class RecipeModule(GroupParameters):
         return tuple(DelayedState(self.recipe, h, s) for h, s in pairs)  # type: ignore[arg-type]
 
     def repr_of_options(self) -> str:
-        """The part of `extra_repr` for rarely used options: only those that are on."""
+        """The part of `extra_repr` for rarely used options: those that are on."""
         kinds = sorted(self.per_group_parameters)
         parted = f", per_group_parameters={True if len(kinds) == 2 else set(kinds)}" if kinds else ""
         parted += ", delay_wgrad=True" if self.delayed_wgrad is not None else ""
@@ -184,7 +185,7 @@ class RecipeModule(GroupParameters):
             state.update(process_group)
 
     def notice_unused_amax(self, weight: Weights) -> None:
-        """For a forward that records: warns where step after step records and no scale is ever computed."""
+        """Called by a forward that records: warns where step after step records and no scale is ever computed."""
         if self._unused_amax is not None:
             self._unused_amax.recorded(self, weight if isinstance(weight, Tensor) else weight[0])
 
@@ -200,7 +201,7 @@ class RecipeModule(GroupParameters):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         for name in self._fp32_buffers:
             loaded = self._buffers.get(name)
-            # with assign=True it is the checkpoint's tensor, whatever that was cast to
+            # with assign=True this is the checkpoint's own tensor, in whatever dtype it was saved
             if loaded is not None and loaded.dtype is not torch.float32:
                 self._buffers[name] = loaded.to(torch.float32)
         explain_keys(self._buffers, self.recipe, state_dict, prefix, *rest[2:4])

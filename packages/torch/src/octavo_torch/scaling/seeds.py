@@ -49,7 +49,7 @@ def second_stream(seed: int | Tensor | None) -> int | Tensor | None:
 
 
 def for_backward(seed: Seed) -> Seed:
-    """`seed` as a call keeps it until its backward: a caller may count on in a tensor of its own before that."""
+    """`seed` as a call keeps it until its backward: a copy of a tensor, which the caller may change before that."""
     return seed.clone() if isinstance(seed, Tensor) else seed
 
 

@@ -10,14 +10,15 @@ from octavo.caller import stacklevel_of_caller
 from octavo_torch.uncounted_steps import watch
 
 STEPS = 8
-"""Changes of a weight without new scales after which nobody seems to compute any; fewer may be a choice."""
+"""A weight that has changed so often without new scales has a training loop that forgets update_scales. A loop that
+computes scales less often than in every step may have fewer changes between two updates."""
 
 
 class UnusedAmax:
-    """Of one module with delayed scaling.
+    """Watches one module with delayed scaling.
 
-    Steps are told by the versions that torch counts of tensors: an optimizer changes the weight in place, and an update
-    of the state its scales, by whomever it is called. Both numbers are in host memory.
+    It recognizes steps and updates by the versions of tensors, in which torch counts changes in place: an optimizer
+    changes the weight, and `update_scales` the scales. Versions are in host memory, so nothing waits for a device.
     """
 
     __slots__ = ("scales", "steps", "weight")
@@ -27,7 +28,8 @@ class UnusedAmax:
         self.steps = 0
 
     def recorded(self, module: nn.Module, weight: Tensor) -> None:
-        """A forward of `module` has recorded; warns at the eighth change of `weight` without new scales, once."""
+        """Called by each forward of `module` that records amax: warns once, after STEPS changes of `weight` without new
+        scales."""
         scales = module._buffers["encode_scale"]
         if scales is None or scales.is_inference() or weight.is_inference():  # these have no version
             return

@@ -18,13 +18,11 @@ from octavo_registry import plan_if_served
 from octavo_registry.contract.request import GemmRequest
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.sizes import Sizes
-from octavo_torch.dispatch.device import arch_of
+from octavo_torch.dispatch.device import CUDA_MULTIPLE, arch_of
 from octavo_torch.dispatch.layer import FpropFunction, Layer, WgradFunction
 from octavo_torch.dispatch.prepared_sizes import PrepareFunction
 from octavo_torch.memo import Memo
 
-_COLUMNS = 16
-"""The narrowest matrix that every backend multiplies; factors have up to three parts."""
 _VALUES = HighPrecision()
 
 
@@ -36,7 +34,7 @@ class BiasGradients(NamedTuple):
 
 
 class _Products(NamedTuple):
-    """wgrad of [M, 16] and dy [M, N], and fprop of dy and [G, 16, N]; both of bf16, into fp32."""
+    """wgrad of x [M, 16] and dy [M, N], and fprop of x = dy and w [G, 16, N]; both of bf16, into fp32."""
 
     of_bias: WgradFunction
     of_scales: FpropFunction
@@ -78,26 +76,27 @@ def bias_gradients(
 
 
 def _parts(values: Tensor) -> Tensor:
-    """bf16 [..., n] whose sum over n is `values` [...]: as they are in bf16, three parts of others."""
+    """bf16 [..., n] whose sum over n is `values` [...]: n is 1 for bf16 values, and 3 for others."""
     if values.dtype is torch.bfloat16:
         return values.unsqueeze(-1)
     rest, parts = values.float(), []
     for _ in range(3):
         parts.append(rest.bfloat16())
-        # what is not finite has no rest
+        # the difference from a part that is not finite would be NaN
         rest = torch.where(parts[-1].isfinite(), rest - parts[-1].float(), 0.0)
     return torch.stack(parts, -1)
 
 
 def _padded(columns: Tensor) -> Tensor:
-    return torch.nn.functional.pad(columns, (0, _COLUMNS - columns.shape[-1]))
+    """At most 16 columns, as the 16 that a GEMM's narrowest operand has."""
+    return torch.nn.functional.pad(columns, (0, CUDA_MULTIPLE - columns.shape[-1]))
 
 
 _products: Memo[_Products | None] = Memo()
 
 
 def _products_for(layer: Layer, dy: Tensor) -> _Products | None:
-    """Those of the layer's backend; None on a CPU, for other dtypes than bf16, and where the backend has none."""
+    """The products of the layer's backend; None on a CPU, for other dtypes than bf16, and where it has not both."""
     if layer.on_cpu or dy.dtype is not torch.bfloat16:
         return None
     backend, columns = layer.plan.fprop.backend, int(dy.shape[1])
@@ -111,8 +110,8 @@ def _products_for(layer: Layer, dy: Tensor) -> _Products | None:
                 sizes="host" if layer.at_host else "device", graph_safe=layer.graph_safe,
             )  # fmt: skip
 
-        of_bias = plan_if_served(request("wgrad", _COLUMNS, columns), backend=backend)
-        of_scales = plan_if_served(request("fprop", columns, _COLUMNS), backend=backend)
+        of_bias = plan_if_served(request("wgrad", CUDA_MULTIPLE, columns), backend=backend)
+        of_scales = plan_if_served(request("fprop", columns, CUDA_MULTIPLE), backend=backend)
         if of_bias is None or of_scales is None:
             return None
         same = of_bias.prepare == of_scales.prepare

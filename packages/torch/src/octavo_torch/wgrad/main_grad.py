@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,9 @@ from octavo_torch.dispatch.layer import Rows, WgradFunction
 MainGrad = Literal["accumulate", "overwrite"]
 
 ZEROS_BESIDE = "grad_is_zeros_or_more"
-"""Attribute of a tensor whose gradient a layer of this package has written to `main_grad`: zeros stand for it in its
-`.grad`, where it then is nothing but these and what other operations have added. Layers of other libraries, which set
-`grad_added_to_main_grad`, too, may leave there memory that nobody has written."""
+"""Attribute of a weight whose gradient a layer of this package has written to `main_grad`. Its `.grad` then holds zeros
+in place of that gradient, plus what other operations have added. Layers of other libraries set the attribute
+`grad_added_to_main_grad`, too, but may leave uninitialized memory in `.grad`."""
 
 _ALIGNMENT = 16
 """Bytes that a CUDA kernel stores at once: each row of a buffer starts at a multiple of them."""
@@ -60,8 +60,8 @@ def write_main_grad(
             "main_grad was given and this backward is being traced, where the buffer's writes would be lost; "
             "run backward without compiled autograd, or leave main_grad out"
         )
-    found = [_buffer_of(name, leaf) for name, leaf in _named(leaves)]
-    buffers = [buffer for buffer, _ in found]
+    targets = [_buffer_of(name, leaf) for name, leaf in _named(leaves)]
+    buffers = [target.buffer for target in targets]
     accumulate = mode == "accumulate" and not _overwrites(leaves)
     whole: Tensor | None = buffers[0]
     if leaves[0].dim() == 2:
@@ -73,9 +73,9 @@ def write_main_grad(
         stacked = torch.stack(buffers)
         wgrad(x, dy, sizes, out=stacked, accumulate=accumulate)
         torch._foreach_copy_(buffers, stacked.unbind(0))
-    for leaf, (_, given) in zip(leaves, found, strict=True):
+    for leaf, target in zip(leaves, targets, strict=True):
         # Megatron-FSDP makes the buffer for this backward in get_main_grad, and looks for it here afterwards
-        leaf.main_grad = given  # type: ignore[attr-defined]
+        leaf.main_grad = target.given  # type: ignore[attr-defined]
         leaf.grad_added_to_main_grad = True  # type: ignore[attr-defined]
         setattr(leaf, ZEROS_BESIDE, True)
     return zeros_for(leaves)
@@ -98,14 +98,20 @@ def _overwrites(leaves: Sequence[Tensor]) -> bool:
     return flags.pop()
 
 
-def _buffer_of(name: str, leaf: Tensor) -> tuple[Tensor, object]:
-    """The buffer in the weight's shape, and as it was given."""
+class _Target(NamedTuple):
+    """A weight's buffer: in the weight's shape, and as it was given."""
+
+    buffer: Tensor
+    given: object
+
+
+def _buffer_of(name: str, leaf: Tensor) -> _Target:
     get = getattr(leaf, "get_main_grad", None)
     if get is None:
         name, given = f"{name}.main_grad", getattr(leaf, "main_grad", None)
     else:
         name, given = f"{name}.get_main_grad()", get()
-    return _checked_buffer(name, given, leaf), given
+    return _Target(_checked_buffer(name, given, leaf), given)
 
 
 def _check_apart(buffers: Sequence[Tensor]) -> None:
@@ -123,8 +129,14 @@ def _check_apart(buffers: Sequence[Tensor]) -> None:
             )
 
 
+def buffer_shapes(weight: Tensor) -> list[tuple[int, ...]]:
+    """The shapes in which the memory of a gradient may be given: the weight's, flat, and the rows of all groups."""
+    shape = tuple(weight.shape)
+    return [shape, (weight.numel(),), *([(shape[0] * shape[1], shape[2])] if len(shape) == 3 else [])]
+
+
 def _checked_buffer(name: str, buffer: object, weight: Tensor) -> Tensor:
-    """`buffer` in the weight's shape: itself, or a view of a flat one or of one that has rows of all groups."""
+    """`buffer` in the weight's shape: itself, or a view of a buffer of another of `buffer_shapes`."""
     shape, device = tuple(weight.shape), weight.device
     if buffer is None:
         raise ValueError(
@@ -137,9 +149,9 @@ def _checked_buffer(name: str, buffer: object, weight: Tensor) -> Tensor:
             f"{name} is a {kind}; give a plain strided tensor {list(shape)}; for a wrapper subclass, its local tensor"
         )
     given = tuple(buffer.shape)
-    forms = [shape, (weight.numel(),), *([(shape[0] * shape[1], shape[2])] if len(shape) == 3 else [])]
-    if given not in forms or buffer.dtype not in DTYPE_NAMES or buffer.device != device:
-        views = " or ".join(str(list(form)) for form in forms[1:])
+    shapes = buffer_shapes(weight)
+    if given not in shapes or buffer.dtype not in DTYPE_NAMES or buffer.device != device:
+        views = " or ".join(str(list(other)) for other in shapes[1:])
         raise ValueError(
             f"{name} is {name_of(buffer.dtype)} {list(given)} on {buffer.device}; "
             f"give float32, bfloat16 or float16 {list(shape)} on {device}, or its memory as {views}"

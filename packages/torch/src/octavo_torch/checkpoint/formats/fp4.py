@@ -14,9 +14,9 @@ from octavo_torch.checkpoint.codes import check_scales
 from octavo_torch.checkpoint.formats.blocks import Blocks, pack, unpack
 from octavo_torch.checkpoint.formats.layouts import (
     Layout,
+    check_entry,
     check_matrix,
     check_range,
-    check_said,
     compressed_tensors,
     needed_scale,
 )
@@ -58,7 +58,7 @@ class GptOssMxfp4(Layout):
 
     def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
-        check_said(config, "quant_method", ("mxfp4",))
+        check_entry(config, "quant_method", ("mxfp4",))
 
     def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says."""
@@ -98,9 +98,9 @@ class CompressedMxfp4(Layout):
 
     def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
-        check_said(config, "quant_method", ("compressed-tensors",))
-        check_said(config, "format", ("mxfp4-pack-quantized",))
-        check_said(config, "quantization_status", ("compressed", None))
+        check_entry(config, "quant_method", ("compressed-tensors",))
+        check_entry(config, "format", ("mxfp4-pack-quantized",))
+        check_entry(config, "quantization_status", ("compressed", None))
 
     def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says, with activations in high precision, which every engine of this format has."""
@@ -183,9 +183,9 @@ class ModelOptNvfp4(Layout):
 
     def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
-        check_said(config, "quant_method", ("modelopt", "nvfp4", None))
-        check_said(config, "quant_algo", ("NVFP4",))
-        check_said(config, "group_size", (_NV, None))
+        check_entry(config, "quant_method", ("modelopt", "nvfp4", None))
+        check_entry(config, "quant_algo", ("NVFP4",))
+        check_entry(config, "group_size", (_NV, None))
 
     def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says."""

@@ -12,9 +12,9 @@ from octavo.errors import shown
 from octavo_torch.checkpoint.formats.blocks import Blocks
 from octavo_torch.checkpoint.formats.layouts import (
     Layout,
+    check_entry,
     check_matrix,
     check_range,
-    check_said,
     compressed_tensors,
     needed_scale,
     scales_of,
@@ -60,11 +60,11 @@ class HuggingFaceFp8(Layout):
 
     def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
-        check_said(config, "quant_method", ("fp8",))
-        check_said(config, "fmt", ("e4m3", "float8_e4m3fn", None))  # the second is MiniMax-M2's
-        check_said(config, "weight_block_size", ([_BLOCK, _BLOCK],))
-        check_said(config, "scale_fmt", ("float", "ue8m0", None))
-        check_said(config, "expert_dtype", ("fp8", None))
+        check_entry(config, "quant_method", ("fp8",))
+        check_entry(config, "fmt", ("e4m3", "float8_e4m3fn", None))  # the second is MiniMax-M2's
+        check_entry(config, "weight_block_size", ([_BLOCK, _BLOCK],))
+        check_entry(config, "scale_fmt", ("float", "ue8m0", None))
+        check_entry(config, "expert_dtype", ("fp8", None))
 
     def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says."""
@@ -126,11 +126,11 @@ class CompressedTensors(Layout):
     def check(self, config: Mapping[str, object]) -> None:
         """As Layout says."""
         if config.get("quant_method") == "modelopt" or "quant_algo" in config:
-            check_said(config, "quant_algo", ("FP8",))  # the same tensors, with one scale each
+            check_entry(config, "quant_algo", ("FP8",))  # the same tensors, with one scale each
             return
-        check_said(config, "quant_method", ("compressed-tensors",))
-        check_said(config, "format", ("float-quantized", "naive-quantized", _MXFP8, None))
-        check_said(config, "quantization_status", ("compressed", None))
+        check_entry(config, "quant_method", ("compressed-tensors",))
+        check_entry(config, "format", ("float-quantized", "naive-quantized", _MXFP8, None))
+        check_entry(config, "quantization_status", ("compressed", None))
         groups = config.get("config_groups")
         if not isinstance(groups, Mapping):
             raise ValueError(f"quantization_config has config_groups {shown(groups)}; give a file with its groups")
@@ -138,15 +138,15 @@ class CompressedTensors(Layout):
             weights = group.get("weights") if isinstance(group, Mapping) else None
             if not isinstance(weights, Mapping):
                 raise ValueError("quantization_config has a group without weights; give a file of quantized weights")
-            check_said(weights, "num_bits", (8,))
-            check_said(weights, "type", ("float",))
-            check_said(weights, "symmetric", (True, None))
+            check_entry(weights, "num_bits", (8,))
+            check_entry(weights, "type", ("float",))
+            check_entry(weights, "symmetric", (True, None))
             if weights.get("strategy") == "group":
-                check_said(weights, "group_size", (_MX,))
-                check_said(config, "format", (_MXFP8,))
+                check_entry(weights, "group_size", (_MX,))
+                check_entry(config, "format", (_MXFP8,))
                 continue
-            check_said(weights, "strategy", ("block", "channel", "tensor"))
-            check_said(weights, "block_structure", ([_BLOCK, _BLOCK], None))
+            check_entry(weights, "strategy", ("block", "channel", "tensor"))
+            check_entry(weights, "block_structure", ([_BLOCK, _BLOCK], None))
 
     def config(self, spec: QuantizerSpec, plain: list[str]) -> dict[str, object]:
         """As Layout says."""

@@ -59,8 +59,8 @@ class Layout(ABC):
         """quantization_config of a model whose modules `plain` are not quantized."""
 
 
-def check_said(config: Mapping[str, object], key: str, allowed: tuple[object, ...]) -> None:
-    """ValueError unless the description has one of these values; None among them: it may be silent."""
+def check_entry(config: Mapping[str, object], key: str, allowed: tuple[object, ...]) -> None:
+    """ValueError unless the description has one of these values under `key`; None among them: `key` may be absent."""
     value = config.get(key)
     if not any(value == one and type(value) is type(one) for one in allowed):
         wanted = " or ".join(repr(one) for one in allowed if one is not None)
@@ -97,7 +97,8 @@ def check_matrix(name: str, value: Tensor, dtype: torch.dtype, axes: int = 2) ->
 
 
 def _has_nan(codes: Tensor) -> bool:
-    """Of E4M3, whose NaNs are the greatest byte with a sign and without one: two maxima need no temporary."""
+    """Whether E4M3 codes hold a NaN. Its two NaNs are the largest bytes, as unsigned and as signed integers, so two
+    maxima tell without a temporary tensor."""
     return bool((codes.view(torch.uint8).amax() == 0xFF) | (codes.view(torch.int8).amax() == 0x7F))
 
 

@@ -1,4 +1,4 @@
-"""Where a module's experts lie in files, by the names of their tensors, and how the matrices are read from there."""
+"""Finds a module's experts in files by the names of their tensors, and reads their matrices."""
 
 from __future__ import annotations
 
@@ -81,7 +81,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Matrices:
-    """One layer's matrices of a module's experts, in the module's order: gate half first, in halves."""
+    """One layer's matrices of a module's experts, in halves: the gate's rows first.
+
+    parts       for each expert the matrices that make up its one, such as gate and up projection
+    alternate   gate and up rows take turns in the file
+    """
 
     source: Source
     layout: Layout
@@ -149,9 +153,10 @@ def find(
                 f"{path} is of layout {layout.name}, whose experts have gates and names of their own; give a module "
                 "with a gate, and leave names out"
             )
-        return _stacked(source, layout, path, rests, ((2 * hidden, first[1]), second), _Experts(module, experts))
+        shapes = (2 * hidden, first[1]), second
+        return _stacked(source, layout, path, rests, shapes, _ChosenExperts(module, experts))
     by_number = _by_number(path, layout, rests)
-    chosen = _Experts(module, experts).chosen(path, by_number)
+    chosen = _ChosenExperts(module, experts).chosen(path, by_number)
     own = projections_of(path, {"weight": by_number[chosen[0]].get(layout.kinds[0], {})}, names)
     if (len(own) == 3) is not gated:
         raise ValueError(
@@ -161,25 +166,27 @@ def find(
     kinds = (*layout.kinds, "bias") if "bias" in by_number[chosen[0]] else layout.kinds
     for number in chosen:
         _check_whole(f"{path}.{number}", by_number[number], kinds, own)
-    one, two = (
-        tuple(
-            tuple(_part(f"{path}.{number}", by_number[number], kinds, name, shape) for name in part)
+
+    def matrices(names: Sequence[str], shape: tuple[int, int]) -> Matrices:
+        parts = tuple(
+            tuple(_part(f"{path}.{number}", by_number[number], kinds, name, shape) for name in names)
             for number in chosen
         )
-        for part, shape in ((own[:-1], first), (own[-1:], second))
-    )
-    return Matrices(source, layout, one, False), Matrices(source, layout, two, False)
+        return Matrices(source, layout, parts, alternate=False)
+
+    return matrices(own[:-1], first), matrices(own[-1:], second)
 
 
 @dataclass(frozen=True)
-class _Experts:
-    """Which experts of a file a module takes: those of these numbers, or all."""
+class _ChosenExperts:
+    """The experts of a file that a module takes: those of these numbers; None: all."""
 
     module: Experts
     numbers: Sequence[int] | None
 
     def chosen(self, path: str, there: Mapping[int, Expert]) -> list[int]:
-        """Their numbers; ValueError where they are not there, or are not as many as the module has."""
+        """Their numbers, all of which `there` has; ValueError where it lacks one, or the module has another number of
+        experts."""
         chosen = chosen_experts(path, there, self.numbers)
         if len(chosen) != self.module.num_groups:
             raise ValueError(
@@ -225,7 +232,7 @@ def _stacked(
     path: str,
     rests: Sequence[str],
     shapes: tuple[tuple[int, int], tuple[int, int]],
-    experts: _Experts,
+    experts: _ChosenExperts,
 ) -> tuple[Matrices, Matrices]:
     biases = [f"{name}_bias" for name in STACKED]
     needed = {name + layout.joint + kind for name in STACKED for kind in layout.kinds}

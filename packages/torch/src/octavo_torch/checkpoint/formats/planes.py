@@ -1,4 +1,4 @@
-"""From a file's blocks to the planes of a recipe, and back: codes and scales as they are, where the units allow it."""
+"""Converts a file's blocks to the planes of a recipe, and back: codes and scales stay, if the scaling units fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def blocks_of(codes: GroupedTensor, group: int) -> Blocks:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why planes do not hold a file's values: of a plane, how many elements would change, and the reason."""
+    """A plane that does not hold a file's values: how many of its elements differ, and why."""
 
     plane: Direction
     changed: int
@@ -120,7 +120,7 @@ def _direct(spec: QuantizerSpec, blocks: Blocks) -> _Plane | str:
 
 
 def _are_powers_of_two(scale: Tensor) -> bool:
-    """Of positive fp32 scales; 2^-127 is the subnormal one that an encode scale of 2^127 leaves."""
+    """Whether positive fp32 scales are powers of two; 2^-127, the inverse of an encode scale of 2^127, is subnormal."""
     bits = bits_of(scale)
     normal = (bits & ~INF_BITS) == 0
     return bool((normal | (bits == 0x00400000)).all())

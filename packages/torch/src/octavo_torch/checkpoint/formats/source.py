@@ -1,4 +1,7 @@
-"""A folder of safetensors files as tensors by name; reading it executes nothing, and leaves the folder by no name."""
+"""Source: the tensors of a folder of safetensors files, by name.
+
+Reading executes nothing of the files, and no name in an index opens a file outside of the folder.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ _Result = TypeVar("_Result")
 
 VERSION = 1
 KEY = "octavo_experts"
-"""Of the metadata entry in a file that export_experts wrote."""
+"""Key of the metadata entry in a file that export_experts wrote."""
 INDEX = "model.safetensors.index.json"
 _MOST_BYTES = 1 << 28
-"""Of a JSON file: an index of 100 000 tensors has ten million."""
+"""Largest size of a JSON file that is read; an index of 100 000 tensors has ten million bytes."""
 
 
 class _Slice(Protocol):
@@ -66,14 +69,15 @@ class Source:
         self.config = _quantization(folder)
 
     def under(self, path: str) -> list[str]:
-        """The names that begin with `path` and a dot, without these."""
+        """What follows `path` and a dot in the names that begin with these."""
         start = f"{path}."
         first = bisect.bisect_left(self.names, start)
         last = bisect.bisect_left(self.names, f"{path}/")  # the character behind the dot
         return [name[len(start) :] for name in self.names[first:last]]
 
     def open_files_of(self, names: Iterable[str]) -> None:
-        """Open every file that has one of these tensors; ValueError for one that is missing, damaged or another."""
+        """Open every file that has one of these tensors; ValueError for a file that is missing or damaged, or that
+        lacks a tensor which the index says it has."""
         listed: dict[Path, set[str]] = {}
         for name, file in self._files.items():
             listed.setdefault(file, set()).add(name)
@@ -85,7 +89,7 @@ class Source:
                 )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, without reading it."""
+        """The shape of a tensor, which is not read."""
         return self._read(name, lambda file: tuple(file.get_slice(name).get_shape()))
 
     def tensor(self, name: str) -> Tensor:
@@ -131,7 +135,7 @@ class Source:
 
 
 def _index(folder: Path) -> dict[str, Path]:
-    """File by tensor. ValueError for an index that is none, or that names a file outside of the folder."""
+    """The file of each tensor; ValueError for a file that is not an index, or names files outside of the folder."""
     weights = _json(folder / INDEX).get("weight_map")
     if not isinstance(weights, Mapping) or not weights:
         raise ValueError(f"{printable(folder / INDEX)} has no weight_map; give a folder with an index of tensors")

@@ -33,10 +33,14 @@ class Writer:
         self._parts: list[tuple[Path, list[str]]] = []
         self._size = 0
 
-    def write(self, tensors: Iterable[tuple[str, Tensor]], config: _Facts, said: _Facts) -> None:
-        """Write everything; ValueError for a name that comes twice and for what cannot be written."""
+    def write(self, tensors: Iterable[tuple[str, Tensor]], config: _Facts, quantization: _Facts) -> None:
+        """Write everything; ValueError for a name that comes twice and for what cannot be written.
+
+        config         the content of config.json, without its quantization_config
+        quantization   the quantization_config
+        """
         try:
-            text = _text({**config, "quantization_config": said})
+            text = _text({**config, "quantization_config": quantization})
             self._tensors(tensors)
             count = len(self._parts)
             files: dict[str, str] = {}
@@ -44,8 +48,8 @@ class Writer:
                 name = f"model-{number:05d}-of-{count:05d}.safetensors"
                 part.rename(self._folder / name)
                 files |= dict.fromkeys(names, name)
-            if said.get("quant_method") == "modelopt":
-                (self._folder / "hf_quant_config.json").write_text(_text(_beside(said)))
+            if quantization.get("quant_method") == "modelopt":
+                (self._folder / "hf_quant_config.json").write_text(_text(_modelopt_file(quantization)))
             (self._folder / "config.json").write_text(text)
             (self._folder / INDEX).write_text(_text({"metadata": {"total_size": self._size}, "weight_map": files}))
         finally:
@@ -88,7 +92,7 @@ def _text(content: _Facts) -> str:
         raise ValueError(f"config is not JSON: {error}; give strings, numbers, lists and mappings alone") from None
 
 
-def _beside(said: _Facts) -> dict[str, object]:
-    """ModelOpt's own file, which is what its readers look at first."""
-    quantization = {"quant_algo": said["quant_algo"], "kv_cache_quant_algo": None, "group_size": said["group_size"]}
-    return {"producer": said["producer"], "quantization": {**quantization, "exclude_modules": said["ignore"]}}
+def _modelopt_file(config: _Facts) -> dict[str, object]:
+    """The content of hf_quant_config.json, where readers of ModelOpt's files look first, of a quantization_config."""
+    quantization = {"quant_algo": config["quant_algo"], "kv_cache_quant_algo": None, "group_size": config["group_size"]}
+    return {"producer": config["producer"], "quantization": {**quantization, "exclude_modules": config["ignore"]}}

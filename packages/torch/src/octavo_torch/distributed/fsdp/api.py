@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from octavo import Recipe
 from octavo_torch.arrays.checks import check_module
+from octavo_torch.arrays.selection import name_in
 from octavo_torch.dense.module import Linear
 from octavo_torch.distributed.fsdp.gather_state import GatherState
+from octavo_torch.distributed.fsdp.route import route_of
 from octavo_torch.distributed.fsdp.shard import WeightShard
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.scaling.recipe_module import RecipeModule
@@ -106,13 +109,38 @@ def explain_gather(module: nn.Module) -> str:
             how = "gathered unquantized: quantize_before_gather was not called"
             if state is not None:
                 how = "not gathered yet" if state.route is None else str(state.route)
-            lines.append(f"{prefix}{'.' * bool(prefix)}{name}: {how}")
+            lines.append(f"{name_in(prefix, name)}: {how}")
         if isinstance(owner, RecipeModule):
             weights = [name for name in owner._shapes if name.startswith("weight") and owner.is_per_group(name)]
             what = "is one matrix" if isinstance(owner, Linear) else "has one parameter per group"
             how = f"gathered unquantized: it {what}"
-            lines += [f"{prefix}{'.' * bool(prefix)}{name}: {how}" for name in weights]
+            lines += [f"{name_in(prefix, name)}: {how}" for name in weights]
     return "\n".join(lines)
+
+
+def check_gathered(name: str, module: nn.Module, recipe: Recipe) -> None:
+    """ValueError where FSDP2 has gathered a weight of `module` and would have to gather it in another form in `recipe`:
+    torch keeps the arrays of a weight's first gather.
+
+    name   of the module in the model, for the message
+    """
+    for parameter, _, number in _own_weights(module):
+        state: GatherState | None = module.__dict__.get(_STATES, {}).get(parameter)
+        weight: Tensor | None = module._parameters[parameter]
+        if state is None or state.route is None or not isinstance(weight, DTensor):
+            continue
+        dim, ranks = state.route.dim, weight.device_mesh.size()
+        interleaved = number == 0 and getattr(module, "interleave", None) is not None
+        spec = None if interleaved else route_of(recipe, tuple(weight.shape), dim, ranks).spec
+        if spec != state.route.spec:
+            before, after = (
+                "values" if each is None else f"codes of {each.scaling}" for each in (state.route.spec, spec)
+            )
+            raise ValueError(
+                f"FSDP2 has gathered {name_in(name, parameter)} as {before} and would gather it as {after} with recipe "
+                f"{recipe.kind}, but torch keeps the arrays of the first gather; convert the model before its first "
+                "forward, or create it anew and load its state dict"
+            )
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, RecipeModule, int]]:

@@ -149,6 +149,7 @@ class WeightShard(torch.Tensor):
             whole = out._local_tensor if isinstance(out, DTensor) else out
             assert isinstance(whole, CodedWeight)  # built here before
             refill(whole.codes, other_planes)
+            whole.recipe = about.layer.recipe  # `convert` may have given the module another one with the same codes
             return None
         own = {id(value): value for value in other_planes.values()}
         return CodedWeight(codes, about.layer.recipe, param_dtype), tuple(own.values())

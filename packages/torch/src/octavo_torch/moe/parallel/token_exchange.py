@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
-from octavo_torch.compiler.status import ExchangeError, flag_disagreement, flag_left_out, other_rank
+from octavo_torch.compiler.status import ExchangeError, disagreement_word, flag_disagreement, flag_left_out
 from octavo_torch.moe.moves import Moves
 from octavo_torch.moe.parallel.agreement import Agreed, Signature, agreements, check_agreement
 from octavo_torch.moe.parallel.group import ExpertGroup
@@ -165,7 +165,7 @@ class TokenExchange:
             self._transport = agreed.transport
             self._compare(header)
         elif bounds is not None:
-            other_rank(device)
+            disagreement_word(device)
             check_agreement(group, signature, header[:, :-2].tolist())
             route = route_of(group, self._exchange.route, True, device)
             self._transport = transport_for(group, route.name, device)

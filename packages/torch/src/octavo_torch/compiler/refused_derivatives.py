@@ -1,4 +1,4 @@
-"""Derivatives that grouped layers do not have, second ones and forward-mode ones: refused with a sentence each."""
+"""The derivatives that grouped layers do not have, second and forward-mode ones, and the errors that refuse them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from octavo_torch.compiler.tracing import is_plain
 
 
-def refuse() -> NotImplementedError:
-    """The error."""
+def no_second_derivative() -> NotImplementedError:
+    """The error of a gradient that is to be differentiated once more."""
     return NotImplementedError(
         "a grouped layer has no second derivative: quantization is a step function, whose derivative is zero or "
         "undefined; call backward without create_graph=True, or compute this term with torch.nn.functional.linear "
@@ -20,8 +20,8 @@ def refuse() -> NotImplementedError:
     )
 
 
-def refuse_forward_mode(name: str = "") -> NotImplementedError:
-    """The error of a call with a tangent: of a layer, or of the function of that name."""
+def no_forward_mode(name: str = "") -> NotImplementedError:
+    """The error of a call whose input carries a tangent: of a layer, or of the function called `name`."""
     if name:
         return NotImplementedError(
             f"an input of {name} carries a tangent of forward-mode differentiation, for which it has no rule; take the "
@@ -35,32 +35,31 @@ def refuse_forward_mode(name: str = "") -> NotImplementedError:
 
 
 class FirstOrderFunction(torch.autograd.Function):
-    """A function that forward-mode differentiation is refused for, with a sentence."""
+    """Base of the autograd functions of layers: forward-mode differentiation raises the error of `no_forward_mode`."""
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
         """Raises NotImplementedError."""
-        raise refuse_forward_mode()
+        raise no_forward_mode()
 
 
 def check_no_tangent(*inputs: object, name: str = "") -> None:
-    """Raises NotImplementedError where one of these tensors has a tangent: operators without a rule would drop it.
+    """Raises NotImplementedError where one of these tensors has a tangent, which operators without a rule would drop.
 
-    name   of the function whose inputs they are; "" for a layer
+    name   the function whose inputs they are; "" for a layer
     """
     for value in inputs:
         if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
-            raise refuse_forward_mode(name)
+            raise no_forward_mode(name)
 
 
 def check_no_graph(dy: Tensor) -> None:
     """Raises NotImplementedError where backward is asked for a graph of its gradients (create_graph=True).
 
-    A backward calls it first, before it writes, records or draws anything. It refuses at once rather than where that
-    graph is differentiated: `torch.autograd.grad` and `backward(inputs=...)` run only nodes that lead to the inputs
-    that they are asked for, so a node here that refuses would be passed by, and the term would be missing in silence.
-    A backward has no handle on the inputs of its forward that it has not saved, and saving them would keep their
-    memory.
+    A backward calls it first, before it writes, records or draws anything. It refuses at once, because a node that
+    refused when that graph is differentiated might never run: `torch.autograd.grad` and `backward(inputs=...)` run only
+    the nodes that lead to the inputs they are asked for, and the term would be missing in silence. To connect such a
+    node with every input of the forward, all of these would have to be saved, which would keep their memory.
     """
     if torch.is_grad_enabled() and is_plain(dy):
-        raise refuse()
+        raise no_second_derivative()
