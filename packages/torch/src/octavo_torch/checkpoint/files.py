@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -37,13 +38,11 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
                 weights that are already codes are always written unchanged, and those of a Linear, or of a layer with
                 one parameter per group, as values
 
-    Tensors that share memory, as tied weights do, are written once under each of their names.
+    Tensors that share memory, as tied weights do, are written once under each of their names. A file that was at `path`
+    is replaced when the new one is complete, so that an end in between leaves it as it was.
     Raises ValueError for PackedWeights, for codes in modules of another library, as `freeze_experts` makes them, and
     for sharded parameters: save the latter and `recipe_state` with torch.distributed.checkpoint.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     check_module(module)
     check_path("path", path)
     check_flag("quantized", quantized)
@@ -72,10 +71,7 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
         "sha256": {name: digest(value) for name, value in tensors.items()},
     }
     text = json.dumps(header, sort_keys=True)
-    try:
-        save_file(tensors, str(path), {_KEY: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"path is {str(path)!r} and cannot be written: {error}; give one that can") from None
+    _write(tensors, Path(path), {_KEY: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
 
 
 def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["same", "any"] = "same") -> None:
@@ -111,7 +107,8 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
         for plane in codes.to_tensors(name, weight_codes):
             del tensors[plane]
         device = layer._parameters[parameter].device  # type: ignore[union-attr]
-        coded[name] = codes.weight_of(layer, on_device(weight_codes, device), dtype, number)
+        # copied: what was read is the file's own memory, and changes where somebody writes into the file
+        coded[name] = codes.weight_of(layer, on_device(weight_codes, device, copy=True), dtype, number)
     state = module.state_dict()
     for name, value in tensors.items():
         if name in state:
@@ -170,6 +167,21 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, RecipeModule, str, int]]:
             own = parameter in layer._shapes and not layer.is_per_group(parameter)
             if own and layer._parameters.get(parameter) is not None:
                 yield f"{prefix}.{parameter}" if prefix else parameter, layer, parameter, number
+
+
+def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """The file, beside `path` until it is complete: safetensors before 0.8 writes into a file that is there."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    part = Path(f"{path}.{os.getpid()}.part")
+    try:
+        save_file(tensors, str(part), metadata)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"path is {str(path)!r} and cannot be written: {error}; give one that can") from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,0 +1,58 @@
+"""A checkpoint that is written where one is: what was there stays whole, and so do models that were loaded from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from octavo_torch import GroupedLinear, dequantize, load_checkpoint, save_checkpoint
+from octavo_torch.linear.coded_weight import CodedWeight
+
+
+def layer() -> GroupedLinear:
+    return GroupedLinear(2, 32, 32, recipe="mxfp8", dtype=torch.bfloat16)
+
+
+def test_an_end_in_between_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors before 0.8 empties a file that is there before it writes, as this stand-in does."""
+    saved = layer()
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(saved, path)
+
+    def breaks_off(tensors: dict[str, Tensor], filename: str, metadata: dict[str, str]) -> None:
+        Path(filename).write_bytes(safetensors.torch.save(tensors, metadata)[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(safetensors.torch, "save_file", breaks_off)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(layer(), path)
+    assert [*tmp_path.iterdir()] == [path]
+    loaded = layer()
+    load_checkpoint(loaded, path)
+    assert torch.equal(loaded.weight, saved.weight)
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
+    """One line, and nothing is left behind."""
+    with pytest.raises(ValueError, match=r"path is .* and cannot be written: .*; give one that can"):
+        save_checkpoint(layer(), tmp_path)
+    assert not [*tmp_path.iterdir()]
+    assert not [*tmp_path.parent.glob("*.part")]
+
+
+def test_codes_are_no_part_of_the_file(tmp_path: Path) -> None:
+    """On a CPU safetensors gives the file's own memory: whoever wrote into the file changed the weights of a model."""
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(layer(), path, quantized=True)
+    loaded = layer()
+    load_checkpoint(loaded, path)
+    weight = loaded.weight
+    assert isinstance(weight, CodedWeight)
+    before = dequantize(weight.codes)
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert torch.equal(dequantize(weight.codes), before)
