@@ -235,6 +235,40 @@ def test_gradients_that_no_backward_postponed_are_missed(kind: str, rng: np.rand
     assert all(weight.grad is not None for weight in weights(layer))
 
 
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_backward_that_an_error_broke_off(kind: str, rng: np.random.Generator) -> None:
+    """Out of memory in a layer before this one, the batch is left out, and its gradients were added to the next one's:
+    zero_grad does not reach them. They are refused until they are dropped."""
+
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError
+
+    layer, other = (make(kind, MXFP8(), delay_wgrad=True) for _ in range(2))
+    other.load_state_dict(layer.state_dict())
+    (first, dy), (second, _) = data(), data()
+    layer(first, SIZES).backward(dy)
+    with pytest.raises(torch.OutOfMemoryError):
+        layer(Breaks.apply(second.requires_grad_()), SIZES).backward(dy)  # type: ignore[no-untyped-call]
+    layer.backward_dw(count=1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^an error broke off a backward pass .*; drop them by .*clear\(\), zero"):
+            layer.backward_dw()
+    assert layer.delayed_wgrad is not None
+    layer.delayed_wgrad.clear()
+    assert not len(layer.delayed_wgrad)
+    layer.zero_grad()
+    for each in (layer, other):
+        each(first, SIZES).backward(dy)
+        each.backward_dw()
+    assert_equal(gathered(layer), gathered(other))
+
+
 def test_one_graph_is_refused(rng: np.random.Generator) -> None:
     """torch.compile says why under fullgraph=True; outside the graph, main_grad's test covers it."""
     layer = make("linear", MXFP8(), delay_wgrad=True)
