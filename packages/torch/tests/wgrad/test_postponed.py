@@ -16,6 +16,7 @@ from octavo import MXFP8, NVFP4, PRESETS, DelayedScaling
 from octavo_torch import Activation, DelayedWgrad, GroupedLinear, GroupedMLP, MoE, Sequential, grouped_linear
 from octavo_torch.arrays.per_group import leaves_of
 from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.wgrad.postponed import _running_number
 
 SIZES = torch.tensor([20, 0, 40])
 M, K, F, N, G = 70, 32, 48, 16, len(SIZES)
@@ -267,6 +268,14 @@ def test_a_backward_that_an_error_broke_off(kind: str, rng: np.random.Generator)
         each(first, SIZES).backward(dy)
         each.backward_dw()
     assert_equal(gathered(layer), gathered(other))
+
+
+def test_a_compiled_backward_is_not_asked_how_it_ends() -> None:
+    """Compiled autograd traces what postpones, and knows nothing of autograd's own engine."""
+    torch.compiler.reset()
+    known = torch.compile(lambda x: x + _running_number(), backend="eager", fullgraph=True)
+    assert known(torch.zeros(())) == -1
+    torch.compiler.reset()
 
 
 def test_one_graph_is_refused(rng: np.random.Generator) -> None:

@@ -17,7 +17,7 @@ from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 class _Running:
     """One call of autograd, of which nobody is told how it ends where it raises.
 
-    number   of the call while it runs; -1 outside of any
+    number   of the call while it runs; -1 where that is not known: a compiled backward sees its graph alone
     """
 
     __slots__ = ("ended", "number")
@@ -25,7 +25,7 @@ class _Running:
     def __init__(self, number: int) -> None:
         self.number, self.ended = number, number < 0
         if not self.ended:
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
         self.ended = True
@@ -36,7 +36,8 @@ class _Running:
         return not self.ended and self.number != _running_number()
 
 
-_running_number: Callable[[], int] = torch._C._current_graph_task_id
+def _running_number() -> int:
+    return -1 if torch.compiler.is_compiling() else torch._C._current_graph_task_id()
 
 
 class _Postponed:
