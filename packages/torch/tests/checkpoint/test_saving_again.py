@@ -1,4 +1,4 @@
-"""A checkpoint that is written where one is: what was there stays whole, and so do models that were loaded from it."""
+"""Saving and loading where something is: files that are replaced, and models that keep what they have."""
 
 from __future__ import annotations
 
@@ -42,6 +42,18 @@ def test_a_folder_in_the_place_of_the_file(tmp_path: Path) -> None:
         save_checkpoint(layer(), tmp_path)
     assert not [*tmp_path.iterdir()]
     assert not [*tmp_path.parent.glob("*.part")]
+
+
+def test_a_state_of_another_recipe_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+    """Refused with recipes="any", too, where values may be loaded: before any of them is."""
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(GroupedLinear(2, 32, 32, recipe="fp8-delayed", dtype=torch.bfloat16), path)
+    own = layer()
+    before = own.weight.detach().clone()
+    told = r"has \['amax_history', 'encode_scale'\], .*: the recipes' states differ; create the module with the recipe"
+    with pytest.raises(ValueError, match=told):
+        load_checkpoint(own, path, recipes="any")
+    assert torch.equal(own.weight, before)
 
 
 def test_codes_are_no_part_of_the_file(tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
         # copied: what was read is the file's own memory, and changes where somebody writes into the file
         coded[name] = codes.weight_of(layer, on_device(weight_codes, device, copy=True), dtype, number)
     state = module.state_dict()
+    of_state = {name for name in (*tensors, *state) if name.rpartition(".")[2] in STATE_BUFFERS}
+    _check_complete(sorted(of_state - tensors.keys()), sorted(of_state - state.keys()))
     for name, value in tensors.items():
         if name in state:
             _check_like(name, state[name], value.shape, value.dtype)
@@ -228,7 +230,11 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], coded: Set[str]) -> 
         missing, unknown = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise ValueError(f"the checkpoint does not fit the module: {error}") from None
-    missing = [name for name in missing if name not in coded]
+    _check_complete([name for name in missing if name not in coded], unknown)
+
+
+def _check_complete(missing: list[str], unknown: list[str]) -> None:
+    """ValueError where the checkpoint lacks arrays of the module, or the module some of the checkpoint."""
     if missing or unknown:
         of_state = any(name.rpartition(".")[2] in STATE_BUFFERS for name in (*missing, *unknown))
         raise ValueError(
