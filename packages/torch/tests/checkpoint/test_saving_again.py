@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from octavo_torch import GroupedLinear, dequantize, load_checkpoint, save_checkpoint
+from octavo_torch import GroupedLinear, dequantize, load_checkpoint, save_checkpoint, save_distributed
 from octavo_torch.linear.coded_weight import CodedWeight
 
 
@@ -54,6 +54,18 @@ def test_a_state_of_another_recipe_leaves_the_model_as_it_is(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=told):
         load_checkpoint(own, path, recipes="any")
     assert torch.equal(own.weight, before)
+
+
+def test_files_of_other_ranks_are_not_left_beside_new_ones(tmp_path: Path) -> None:
+    """A run goes on with fewer ranks and saves into the folder of before: files of the ranks that are gone stayed
+    there, and were loaded over the new values, or under them, as the folder lists its files."""
+    save_distributed(layer(), tmp_path)
+    save_distributed(layer(), tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.rename(tmp_path / file.name.replace("shard-00001", "shard-00002"))
+    with pytest.raises(ValueError, match=r"folder is .* and has shard-00002-.*; give each checkpoint a folder of its"):
+        save_distributed(layer(), tmp_path)
+    assert len([*tmp_path.iterdir()]) == 1
 
 
 def test_codes_are_no_part_of_the_file(tmp_path: Path) -> None:
