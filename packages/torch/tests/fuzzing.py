@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,7 @@ def other_kinds(valid: torch.Tensor) -> dict[str, Any]:
     return {
         "sparse": plain.to_sparse(),
         **({"compressed": plain.to_sparse_csr(), "blocked": plain.to_sparse_bsr((1, 1))} if flat else {}),
+        **({"nested": nested(plain, torch.strided), "jagged": nested(plain, torch.jagged)} if plain.dim() > 1 else {}),
         "meta": plain.to("meta"),
         "other dtype": plain.to(other),
         "complex": plain.to(torch.complex64),
@@ -105,6 +107,13 @@ def other_kinds(valid: torch.Tensor) -> dict[str, Any]:
         "view of a leaf": plain.clone().requires_grad_()[:] if plain.is_floating_point() and flat else plain,
         "subclass": plain.as_subclass(Marked),
     }
+
+
+def nested(values: torch.Tensor, layout: torch.layout) -> torch.Tensor:
+    """Two parts of `values` of different lengths. A strided one has no shape."""
+    with warnings.catch_warnings(action="ignore"):  # torch tells of its prototype
+        made: torch.Tensor = torch.nested.nested_tensor([values[:1], values], layout=layout)
+    return made
 
 
 def judge_kinds(function: Callable[..., Any], arguments: Callable[[], dict[str, Any]], argument: str) -> None:

@@ -54,3 +54,19 @@ def test_other_dtypes_and_a_cpu_are_composed(rng: np.random.Generator, monkeypat
     assert calls == [torch.float32, torch.float16, torch.bfloat16]
     subject.bias_gradients(layer_on_cpu(as_on_gpu=True), drawn(rng, 20, N).bfloat16(), sizes)
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_an_infinity_stays_in_its_group(value: float, rng: np.random.Generator) -> None:
+    """Groups are independent: the sums of the others are those of finite rows, and of no rows exactly zero."""
+    dy, bias, scales = drawn(rng, 90, N), drawn(rng, G, N), drawn(rng, 90)
+    sizes = torch.tensor([70, 0, 7, 3, 0])
+    finite, _ = operators.bias_grads(dy, sizes, bias, scales)
+    dy[75], bias[4] = value, value
+    gradient, of_scales = operators.bias_grads(dy, sizes, bias, scales)
+    others = [0, 1, 3, 4]
+    torch.testing.assert_close(gradient[others], finite[others], rtol=0, atol=0)
+    assert not gradient[2].isfinite().any()
+    assert not gradient[1].any()
+    assert bool(of_scales[:70].isfinite().all())
+    assert not of_scales[80:].any()

@@ -16,6 +16,7 @@ from octavo import MXFP8, NVFP4, PRESETS, DelayedScaling
 from octavo_torch import Activation, DelayedWgrad, GroupedLinear, GroupedMLP, MoE, Sequential, grouped_linear
 from octavo_torch.arrays.per_group import leaves_of
 from octavo_torch.scaling.recipe_module import RecipeModule
+from octavo_torch.wgrad.postponed import _running_number
 
 SIZES = torch.tensor([20, 0, 40])
 M, K, F, N, G = 70, 32, 48, 16, len(SIZES)
@@ -233,6 +234,48 @@ def test_gradients_that_no_backward_postponed_are_missed(kind: str, rng: np.rand
     y.backward(dy)
     layer.backward_dw()
     assert all(weight.grad is not None for weight in weights(layer))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_backward_that_an_error_broke_off(kind: str, rng: np.random.Generator) -> None:
+    """Out of memory in a layer before this one, the batch is left out, and its gradients were added to the next one's:
+    zero_grad does not reach them. They are refused until they are dropped."""
+
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError
+
+    layer, other = (make(kind, MXFP8(), delay_wgrad=True) for _ in range(2))
+    other.load_state_dict(layer.state_dict())
+    (first, dy), (second, _) = data(), data()
+    layer(first, SIZES).backward(dy)
+    with pytest.raises(torch.OutOfMemoryError):
+        layer(Breaks.apply(second.requires_grad_()), SIZES).backward(dy)  # type: ignore[no-untyped-call]
+    layer.backward_dw(count=1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^an error broke off a backward pass .*; drop them by .*clear\(\), zero"):
+            layer.backward_dw()
+    assert layer.delayed_wgrad is not None
+    layer.delayed_wgrad.clear()
+    assert not len(layer.delayed_wgrad)
+    layer.zero_grad()
+    for each in (layer, other):
+        each(first, SIZES).backward(dy)
+        each.backward_dw()
+    assert_equal(gathered(layer), gathered(other))
+
+
+def test_a_compiled_backward_is_not_asked_how_it_ends() -> None:
+    """Compiled autograd traces what postpones, and knows nothing of autograd's own engine."""
+    torch.compiler.reset()
+    known = torch.compile(lambda x: x + _running_number(), backend="eager", fullgraph=True)
+    assert known(torch.zeros(())) == -1
+    torch.compiler.reset()
 
 
 def test_one_graph_is_refused(rng: np.random.Generator) -> None:

@@ -23,18 +23,21 @@ def bias_grads(
         scales = torch.where(groups.valid, bias_scales.float(), 0.0)
         scaled = clean * scales[:, None]
         if bias is not None:
-            ds = (clean * bias.float().index_select(0, groups.safe_group)).sum(1)
+            rows = torch.where(groups.valid[:, None], bias.float().index_select(0, groups.safe_group), 0.0)
+            ds = (clean * rows).sum(1)
     return _group_sums(scaled, groups), ds
 
 
 def _group_sums(value: Tensor, groups: RowGroups) -> Tensor:
     """fp32 [G, N]: within panels of rows first, then over each group's panels."""
     size = 64
-    rows, real, group = groups.panels(size)
+    rows, real, _ = groups.panels(size)
     if not groups.rows:
         return value.new_zeros((groups.count, value.shape[1]))
     panels = value.index_select(0, rows.reshape(-1)).view(*rows.shape, -1)
     partial = panels.masked_fill_(~real[:, :, None], 0.0).sum(1)
-    # a matrix of ones and zeros sums in a fixed order where an indexed addition would race
-    owner = (group[None, :] == torch.arange(groups.count, device=group.device)[:, None]).double()
-    return (owner @ partial.double()).float()
+    number, _ = groups.blocks_of(size)
+    # in a fixed order, where an indexed addition would race; a product with ones and zeros would bring an infinity of
+    # one group to all others. unsafe: lengths are not read on the host
+    sums: Tensor = torch.segment_reduce(partial.double(), "sum", lengths=number, axis=0, unsafe=True)
+    return sums.float()

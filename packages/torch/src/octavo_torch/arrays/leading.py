@@ -8,6 +8,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.operands import check_not_nested
+
 
 def has_other_rank(x: object) -> TypeGuard[Tensor]:
     """True for a tensor of one axis, or of more than two."""
@@ -18,6 +20,7 @@ class LeadingAxes:
     """The leading axes of an x [..., K], which a call on its rows [M, K] does without and its result has again."""
 
     def __init__(self, x: Tensor) -> None:
+        check_not_nested("x", x)
         self.shape = tuple(x.shape[:-1])
         self.rows = prod(self.shape)
 

@@ -10,7 +10,8 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, ONE_DTYPE, name_of
 
 
 def check_layout(name: str, value: Tensor) -> None:
-    """Raises ValueError for a sparse tensor, and for a DTensor, of which a kernel would see nothing."""
+    """Raises ValueError for a nested or sparse tensor, and for a DTensor, of which a kernel would see nothing."""
+    check_not_nested(name, value)
     if value.layout is not torch.strided:
         raise ValueError(f"{name} has layout {value.layout}; give a strided tensor, such as its to_dense()")
     if isinstance(value, DTensor):
@@ -18,10 +19,20 @@ def check_layout(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} is a DTensor ({placed}); give this rank's part of it, such as its to_local()")
 
 
+def check_not_nested(name: str, value: Tensor) -> None:
+    """Raises ValueError for a nested tensor, which may have no shape that another check could read."""
+    if value.is_nested:
+        raise ValueError(
+            f"{name} is a nested tensor; give a strided one, such as its values(), and put the result together by "
+            "torch.nested.nested_tensor_from_jagged"
+        )
+
+
 def check_tensor(name: str, value: object, shape: str) -> Tensor:
     """`value`; raises ValueError unless it is a tensor of a high-precision dtype with as many axes as "[M, K]" has."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is a {type(value).__name__}; give a tensor {shape}")
+    check_not_nested(name, value)
     if value.dim() != shape.count(",") + 1:
         raise ValueError(f"{name} has shape {list(value.shape)}; give {shape}")
     if value.dtype not in DTYPE_NAMES:
@@ -50,6 +61,7 @@ def check_operands(x: object, weight: object) -> None:
     if not (
         isinstance(x, Tensor)
         and isinstance(weight, Tensor)
+        and not (x.is_nested or weight.is_nested)
         and x.dim() == 2
         and weight.dim() == 3
         and x.dtype is weight.dtype

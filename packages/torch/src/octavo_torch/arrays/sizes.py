@@ -15,7 +15,7 @@ from octavo import check_group_sizes
 from octavo_registry.contract.arrays import Prepared
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import name_of
-from octavo_torch.arrays.operands import check_layout
+from octavo_torch.arrays.operands import check_layout, check_not_nested
 from octavo_torch.compiler.tracing import is_plain
 
 _INT64, _STRIDED = torch.int64, torch.strided
@@ -91,6 +91,7 @@ def all_rows(x: Tensor) -> Tensor:
 
     A captured graph takes no sizes from the host, and one tensor for many calls could belong to a graph's memory.
     """
+    check_not_nested("x", x)
     return torch.full((1,), prod(x.shape[:-1]), dtype=torch.int64, device=x.device)
 
 

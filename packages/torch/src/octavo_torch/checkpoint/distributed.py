@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, Shard
@@ -31,15 +33,22 @@ def save_distributed(module: nn.Module, folder: str | Path) -> None:
     Every rank of the default process group calls it and writes its part; without a process group, this process writes
     everything. Experts of a MoE with `ep` are written as one array of all ranks' experts. Needs the package
     safetensors. Only values are written: raises ValueError for a module with CodedWeights, whose MasterWeights may be
-    saved instead, or the codes by save_checkpoint.
+    saved instead, or the codes by save_checkpoint. Give each checkpoint a folder of its own: files are replaced one by
+    one, and a folder with files of more ranks is refused with a ValueError.
     """
     check_module(module)
     check_path("folder", folder)
     _check_values(module)
     state = {**_state(module), **recipe_state(module)}
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    writer = _Writer(str(folder), save_distributed=True)
     with _without_process_group_warning():
-        save(state, storage_writer=writer)
+        try:
+            save(state, storage_writer=writer)
+        except CheckpointException as error:
+            for reason, _ in error.failures.values():
+                if isinstance(reason, _OthersFiles):
+                    raise ValueError(str(reason)) from None
+            raise
 
 
 @torch.no_grad()
@@ -64,6 +73,25 @@ def load_distributed(module: nn.Module, folder: str | Path) -> None:
         load(saved_fingerprints, storage_reader=reader)
         check_recipe_state(module, saved_fingerprints)
         load(targets, storage_reader=reader)
+
+
+class _OthersFiles(ValueError):
+    """A folder has files that a save would leave beside its own, and that loading reads, too."""
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """Looks at the folder on one rank, before any writes, and has all of them refuse it."""
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        own = tuple(f"shard-{number:05d}-" for number, plan in enumerate(plans, start=1) if plan.items)
+        others = sorted(file.name for file in Path(self.path).glob("*.safetensors") if not file.name.startswith(own))
+        if others:
+            raise _OthersFiles(
+                f"folder is {printable(Path(self.path))} and has {others[0]}, as of a checkpoint of more ranks, which "
+                "would be read together with the new files; give each checkpoint a folder of its own"
+            )
+        planned: list[SavePlan] = super().prepare_global_plan(plans)
+        return planned
 
 
 def _check_values(module: nn.Module) -> None:

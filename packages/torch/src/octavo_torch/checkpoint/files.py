@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,13 +39,11 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
                 weights that are already codes are always written unchanged, and those of a Linear, or of a layer with
                 one parameter per group, as values
 
-    Tensors that share memory, as tied weights do, are written once under each of their names.
+    Tensors that share memory, as tied weights do, are written once under each of their names. A file that was at `path`
+    is replaced when the new one is complete, so that an end in between leaves it as it was.
     Raises ValueError for PackedWeights, for codes in modules of another library, as `freeze_experts` makes them, and
     for sharded parameters: save the latter and `recipe_state` with torch.distributed.checkpoint.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     check_module(module)
     check_path("path", path)
     check_flag("quantized", quantized)
@@ -73,10 +72,7 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
         "sha256": {name: digest(value) for name, value in tensors.items()},
     }
     text = json.dumps(header, sort_keys=True)
-    try:
-        save_file(tensors, str(path), {_KEY: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"path is {str(path)!r} and cannot be written: {error}; give one that can") from None
+    _write(tensors, Path(path), {_KEY: f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
 
 
 def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["same", "any"] = "same") -> None:
@@ -111,9 +107,12 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
         _check_like(name, own_weight.value, weight_codes.shape, dtype)
         for plane in codes.to_tensors(name, weight_codes):
             del tensors[plane]
-        on_own_device = on_device(weight_codes, own_weight.value.device)
+        # copied: what was read is the file's own memory, and changes where somebody writes into the file
+        on_own_device = on_device(weight_codes, own_weight.value.device, copy=True)
         coded[name] = codes.weight_of(own_weight.layer, on_own_device, dtype, own_weight.number)
     state = module.state_dict()
+    of_state = {name for name in (*tensors, *state) if name.rpartition(".")[2] in STATE_BUFFERS}
+    _check_complete(sorted(of_state - tensors.keys()), sorted(of_state - state.keys()))
     for name, value in tensors.items():
         if name in state:
             _check_like(name, state[name], value.shape, value.dtype)
@@ -194,6 +193,21 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
                 yield _Weight(name_in(prefix, parameter), layer, parameter, number)
 
 
+def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """The file, beside `path` until it is complete: safetensors before 0.8 writes into a file that is there."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    part = Path(f"{path}.{os.getpid()}.part")
+    try:
+        save_file(tensors, str(part), metadata)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"path is {str(path)!r} and cannot be written: {error}; give one that can") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metadata and the arrays of a file, after checking the digests."""
     from safetensors import SafetensorError, safe_open
@@ -238,7 +252,11 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], coded: Set[str]) -> 
         missing, unknown = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise ValueError(f"the checkpoint does not fit the module: {error}") from None
-    missing = [name for name in missing if name not in coded]
+    _check_complete([name for name in missing if name not in coded], unknown)
+
+
+def _check_complete(missing: list[str], unknown: list[str]) -> None:
+    """ValueError where the checkpoint lacks arrays of the module, or the module some of the checkpoint."""
     if missing or unknown:
         of_state = any(name.rpartition(".")[2] in STATE_BUFFERS for name in (*missing, *unknown))
         raise ValueError(

@@ -99,6 +99,8 @@ def _check_same_scales(recipe: Recipe, own: Recipe) -> None:
 
 def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> None:
     """A high-precision tensor of just this shape on x's device."""
+    if isinstance(value, Tensor):
+        check_layout(name, value)
     if not isinstance(value, Tensor) or tuple(value.shape) != shape:
         given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"{name} has shape {given}; give {list(shape)}")
@@ -106,7 +108,6 @@ def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> N
         raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
     if value.device != x.device:
         raise on_another_device(name, value.device, "x", x.device)
-    check_layout(name, value)
 
 
 def check_buffer(

@@ -20,7 +20,7 @@ from octavo_torch.arrays.grouped_tensor import (
     with_planes,
 )
 from octavo_torch.arrays.interleaving import check_stored_interleave, from_halves, to_halves
-from octavo_torch.arrays.operands import check_layout
+from octavo_torch.arrays.operands import check_layout, check_not_nested
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.linear.weights import QuantizedWeight
@@ -124,6 +124,8 @@ class CodedWeight(Valueless):
     @torch.no_grad()
     def _write(self, values: object) -> None:
         """Quantizes `values` [G, N, K], cast to this weight's dtype, into the planes; or copies another weight's."""
+        if isinstance(values, Tensor):
+            check_not_nested("values", values)
         if not isinstance(values, Tensor) or tuple(values.shape) != tuple(self.shape):
             given = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(f"values has shape {given} and the weight is {list(self.shape)}; give that shape")

@@ -95,7 +95,7 @@ def apply(
             need_any = need_dx or need_dw or _bias_wants_grad(b, bias_scales)
         sizes, at_host = as_sizes(group_sizes, rows, w_shape[0], x)
         graph_safe = wants_graph(x)
-    except (AttributeError, ValueError, IndexError):
+    except (AttributeError, ValueError, IndexError, RuntimeError):  # a nested tensor has no shape
         if has_other_rank(x):
             return _with_leading_axes(x, weight, group_sizes, bias, bias_scales, call)
         check_operands(x, w)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from octavo_torch.arrays.checks import brief, check_count, check_device, check_flag, known_backends
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.arrays.operands import check_layout
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.coded_weight import CodedWeight, values_of
@@ -114,6 +115,8 @@ class GroupedLoRA(nn.Module, Adapter):
 
         Raises as `grouped_linear` does.
         """
+        if isinstance(x, Tensor):
+            check_layout("x", x)
         if not isinstance(x, Tensor) or x.dtype not in DTYPE_NAMES or not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"x is {brief(x)}; give rows [M, {self.in_features}] in bfloat16, float16 or float32")
         if x.device != self.lora_A.device:
@@ -144,6 +147,8 @@ class GroupedLoRA(nn.Module, Adapter):
         A CodedWeight or PackedWeight is dequantized. Raises ValueError for another shape.
         """
         shape = (self.num_groups, self.out_features, self.in_features)
+        if isinstance(weight, Tensor):
+            check_layout("weight", weight)
         if not isinstance(weight, Tensor) or tuple(weight.shape) != shape or weight.dtype not in DTYPE_NAMES:
             raise ValueError(f"weight is {brief(weight)}; give {list(shape)} in bfloat16, float16 or float32")
         if weight.device != self.lora_A.device:

@@ -29,8 +29,9 @@ def check_choices(name: str, choices: object, x: Tensor) -> None:
 def check_weights(weights: object, choices: Tensor) -> None:
     """`weights` has a number for each of the choices [T, k], on their device."""
     shape = choices.shape
+    if isinstance(weights, Tensor):
+        check_layout("weights", weights)
     if not isinstance(weights, Tensor) or weights.shape != shape or weights.dtype not in DTYPE_NAMES:
         raise ValueError(f"weights is {brief(weights)}; give {list(shape)} in float32, bfloat16 or float16")
-    check_layout("weights", weights)
     if weights.device != choices.device:
         raise on_another_device("weights", weights.device, "the choices", choices.device)

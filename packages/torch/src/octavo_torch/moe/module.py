@@ -222,9 +222,10 @@ class MoE(Experts):
         return explain_moe(self._tokens(x), given, rule, self._call(), self.adapters is not None)
 
     def _tokens(self, x: Tensor) -> Tensor:
+        if isinstance(x, Tensor):
+            check_layout("x", x)
         if not isinstance(x, Tensor) or not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"x is {brief(x)}; give tokens [..., {self.in_features}]")
-        check_layout("x", x)
         return x.reshape(-1, self.in_features)
 
     def _call(self) -> MoeCall:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -13,16 +14,43 @@ from octavo_torch.arrays.checks import brief
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 
 
+class _Running:
+    """One call of autograd, of which nobody is told how it ends where it raises.
+
+    number   of the call while it runs; -1 where that is not known: a compiled backward sees its graph alone
+    """
+
+    __slots__ = ("ended", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number, self.ended = number, number < 0
+        if not self.ended:
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.ended = True
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether an error has ended it."""
+        return not self.ended and self.number != _running_number()
+
+
+def _running_number() -> int:
+    return -1 if torch.compiler.is_compiling() else torch._C._current_graph_task_id()
+
+
 class _Postponed:
     """One weight gradient: the function that computes it, the tensors that this reads, and when those are ready.
 
     versions   of the tensors that are read, codes among them: a change in place would change the gradient
+    of         the call of autograd that has postponed it
     """
 
-    __slots__ = ("captured", "event", "inputs", "run", "stream", "versions")
+    __slots__ = ("captured", "event", "inputs", "of", "run", "stream", "versions")
 
-    def __init__(self, run: Callable[[], Iterable[Tensor]], operands: Sequence[object]) -> None:
-        self.run = run
+    def __init__(self, run: Callable[[], Iterable[Tensor]], operands: Sequence[object], of: _Running) -> None:
+        self.run, self.of = run, of
         self.inputs = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, Tensor)]
         self.versions = [(value, value._version) for value in self.inputs]
         self.captured = is_capturing()
@@ -69,8 +97,8 @@ class DelayedWgrad:
 
     Backward then computes the other gradients and keeps what the weight's gradient needs: the columnwise codes of x and
     dy, or both unquantized where the recipe's wgrad slot is high precision. The weight's hooks run once, when its
-    gradient is computed. `len()` is the number of backward passes with postponed gradients. Copies and pickles are
-    empty.
+    gradient is computed. `len()` is the number of backward passes with postponed gradients. `zero_grad` does not reach
+    them: `clear` drops those of a batch that is given up. Copies and pickles are empty.
 
     anchor     takes the weight's place in autograd's graph: autograd would run the weight's hooks even for no gradient
     left_out   how many weight gradients backward passes have left out, because they were asked for others alone
@@ -82,6 +110,7 @@ class DelayedWgrad:
         self._passes: deque[list[_Postponed]] = deque()
         self._last_owner: object = None
         self._last_parts: list[object] = []
+        self._running = _Running(-1)
 
     def __len__(self) -> int:
         return len(self._passes)
@@ -94,7 +123,9 @@ class DelayedWgrad:
         owner   the forward call whose backward this is: gradients of all its weights are computed together
         part    which of the call's weights it is; where it comes again, the graph was retained for another backward
         """
-        postponed = _Postponed(run, operands)
+        if self._running.number != _running_number():
+            self._running = _Running(_running_number())
+        postponed = _Postponed(run, operands, self._running)
         same_call = bool(self._passes) and owner is self._last_owner
         if same_call and not any(part is other for other in self._last_parts):
             self._passes[-1].append(postponed)
@@ -113,9 +144,9 @@ class DelayedWgrad:
                 layer.backward_dw()
             torch.cuda.current_stream().wait_stream(side)  # before gradients are read
 
-        Raises ValueError where `count` exceeds the number of postponed passes, where an operand has changed since, and,
-        once, where a backward pass was asked for other gradients alone; GraphUnsafeError where backward was captured
-        into a CUDA graph and this call is not, or vice versa.
+        Raises ValueError where `count` exceeds the number of postponed passes, where one of them was broken off by an
+        error, where an operand has changed since, and, once, where a backward pass was asked for other gradients alone;
+        GraphUnsafeError where backward was captured into a CUDA graph and this call is not, or vice versa.
         """
         self._check_left_out()
         postponed = len(self._passes)
@@ -126,6 +157,11 @@ class DelayedWgrad:
                 f"count is {brief(count)} and {postponed} backward passes have postponed weight gradients; "
                 "give at most that number, or None for all"
             )
+        if any(gradient.of.broken_off for gradients in islice(self._passes, count) for gradient in gradients):
+            raise ValueError(
+                "an error broke off a backward pass that had postponed weight gradients, which belong to no step; drop "
+                "them by delayed_wgrad.clear(), zero the other gradients, and run the batch again or leave it out"
+            )
         for _ in range(count):
             gradients = self._passes[0]
             while gradients:
@@ -134,6 +170,11 @@ class DelayedWgrad:
             self._passes.popleft()
         if not self._passes:
             self._last_owner, self._last_parts = None, []
+
+    def clear(self) -> None:
+        """Drop all gradients that are postponed, as `zero_grad` drops those that are there."""
+        self._passes.clear()
+        self._last_owner, self._last_parts, self.left_out = None, [], 0
 
     def _check_left_out(self) -> None:
         left_out, self.left_out = self.left_out, 0
