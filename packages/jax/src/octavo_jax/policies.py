@@ -22,13 +22,13 @@ def save_quantized(*names: str, base: Policy | None = None) -> Policy:
     base    another policy; None: nothing else is saved
 
     A saved operand costs one byte per element and plane (half of bf16), and the backward pass then quantizes neither
-    x nor the kernel again. Raises ValueError for a name that is no text.
+    x nor the kernel again. Raises ValueError for a name that is not text.
     """
     for name in names:
         if not isinstance(name, str):
             raise ValueError(
-                f"names holds {name!r}, which is no text and would save nothing; give several names one by one, as in "
-                "save_quantized(*plane_names(...)), and another policy as base="
+                f"names holds {name!r}, which is not text, so that no array has this name; give several names one by "
+                "one, as in save_quantized(*plane_names(...)), and another policy as base="
             )
     saved: Policy = jax.checkpoint_policies.save_only_these_names(*(names or (DEFAULT_CHECKPOINT_NAME,)))
     if base is None:
