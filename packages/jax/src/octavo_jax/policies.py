@@ -1,4 +1,4 @@
-"""Policies for `jax.checkpoint` that keep quantized arrays instead of quantizing twice."""
+"""Policies for `jax.checkpoint` that save quantized arrays, so that the backward pass does not quantize again."""
 
 from __future__ import annotations
 
