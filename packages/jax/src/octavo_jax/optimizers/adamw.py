@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from octavo_jax.arrays.dtypes import DTYPES
-from octavo_jax.arrays.flax_bytes import known_to_flax
+from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
 from octavo_jax.optimizers.block_state import BlockState, as_given, decode, encode, put_together, zero_blocks
 from octavo_jax.optimizers.checks import (

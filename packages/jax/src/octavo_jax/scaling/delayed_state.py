@@ -36,7 +36,7 @@ from octavo_jax.arithmetic.quantize import group_amax
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.arrays.checks import as_count
 from octavo_jax.arrays.exportable import exportable
-from octavo_jax.arrays.flax_bytes import known_to_flax
+from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.arrays.host import is_on_host
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
