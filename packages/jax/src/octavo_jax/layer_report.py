@@ -24,7 +24,7 @@ from octavo_jax.linear.arguments import as_array, check_operands
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
-from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.conflicts import check_has_roles, check_shards
 from octavo_jax.sharding.placement import Placement, Route
 from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry import LayerPlan
@@ -88,7 +88,7 @@ def explain(
     recipe, sharding = as_recipe(recipe), in_force(sharding)
     x, kernel = as_array("x", x), as_array("kernel", kernel)
     weight = grouped_weight(contracting_dims, x.ndim)
-    check_unnamed("grouped_dense", sharding, x=x, kernel=kernel)
+    check_has_roles("grouped_dense", sharding, x=x, kernel=kernel)
     group_sizes = in_one_array(group_sizes)
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
@@ -125,7 +125,7 @@ def _moves(placement: Placement, layer: Layer) -> Iterator[str]:
         if set(placement.gathered) <= set(placement.data):
             yield f"wgrad: dw is summed and scattered along {side} over {over}"
     summed = tuple(name for name in placement.data if name not in placement.gathered)
-    for name, by in (("this package", placement.auto(summed)), ("JAX", tuple(a for a in summed if a in manual))):
+    for name, by in (("this package", placement.free_among(summed)), ("JAX", tuple(a for a in summed if a in manual))):
         if by:
             yield f"wgrad: dw and the bias's gradient are summed over {_named(by)} by {name}"
     for letter, result in (("i", "fprop: y is"), ("o", "dgrad: dx is")):

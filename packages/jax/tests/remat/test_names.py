@@ -136,9 +136,7 @@ def test_one_operand_or_direction_needs_no_tuple() -> None:
 @pytest.mark.parametrize("names", [(plane_names(),), (jax.checkpoint_policies.dots_saveable,), (None,)])
 def test_a_policy_takes_names_one_by_one(names: tuple[Any, ...]) -> None:
     """A tuple of names, or a policy, would be a name that no array has: nothing would be saved, and nobody told."""
-    with pytest.raises(
-        ValueError, match=r"not text.*\*plane_names\(\.\.\.\)\), and another policy as base="
-    ):
+    with pytest.raises(ValueError, match=r"not text.*\*plane_names\(\.\.\.\)\), and another policy as base="):
         save_quantized(*names)
 
 

@@ -34,8 +34,8 @@ def over_mesh(body: Body, a: BlockArrays) -> Result:
     if placement.route == "manual":
         return body.run(a)
     _check_axes(placement)
-    tokens = placement.auto(body.token_axes)
-    experts = placement.auto(body.sharding.names("ep"))
+    tokens = placement.free_among(body.token_axes)
+    experts = placement.free_among(body.sharding.names("ep"))
     data = tuple(name for name in tokens if name not in experts)
     specs = _specs(body, placement, a, tokens, experts, data)
     _check_lengths(placement, a, specs)
@@ -85,7 +85,7 @@ def _specs(
     assert fc2 is not None
 
     def kernel(one: Placement) -> Any:
-        groups, k, n = (one.auto(one.axes_of(letter)) for letter in ("g", "k", "n"))
+        groups, k, n = (one.free_among(one.axes_of(letter)) for letter in ("g", "k", "n"))
         return P(experts + groups, k, n)
 
     specs = BlockArrays(
@@ -94,7 +94,7 @@ def _specs(
         router=P(),
         wi=kernel(fc1),
         wo=kernel(fc2),
-        bi=P(experts, fc1.auto(body.sharding.names("tp") if body.sharding else ())),
+        bi=P(experts, fc1.free_among(body.sharding.names("tp") if body.sharding else ())),
         bo=P(experts),
         seed=P(),
         state=None if a.state is None else shared_states.copy_specs(a.state, data, experts),

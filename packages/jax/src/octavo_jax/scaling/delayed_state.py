@@ -40,7 +40,7 @@ from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.arrays.host import is_on_host
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.scaling.summed_states import SUMMED, UNUSED, is_argument_of_gradient, is_unused, unsummed
+from octavo_jax.scaling.summed_states import SUMMED, UNUSED, is_argument_of_gradient, is_unused, refusing_sums
 
 
 @exportable
@@ -76,7 +76,7 @@ class DelayedState:
     def __post_init__(self) -> None:
         histories = self.x, self.kernel, self.grad
         if any(isinstance(one, ScalingHistory) and is_argument_of_gradient(one.scale) for one in histories):
-            for name, one in zip(("x", "kernel", "grad"), unsummed(histories), strict=True):
+            for name, one in zip(("x", "kernel", "grad"), refusing_sums(histories), strict=True):
                 object.__setattr__(self, name, one)
 
 

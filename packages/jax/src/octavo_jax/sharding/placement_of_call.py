@@ -1,4 +1,4 @@
-"""The placement of a call, from its arguments and the mesh in scope, and what it wants of one array."""
+"""The placement of a call, from its arguments and the mesh in scope, and how one of its arrays should be placed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def placement_of(
 
 
 def check_axes(axes: MeshAxes, there: tuple[str, ...]) -> None:
-    """ValueError where a role names an axis that the mesh has not."""
+    """ValueError where a role names an axis that the mesh does not have."""
     for role in ROLES:
         for name in axes.names(role):
             if name not in there:
@@ -56,9 +56,9 @@ def check_axes(axes: MeshAxes, there: tuple[str, ...]) -> None:
 def wanted_of(
     called: Called, placement: Placement | None, name: str, array: Array, spec: PartitionSpec, place: Place
 ) -> Wanted | None:
-    """What a layer wants of the placement of its argument `name`; None where types say it, or the caller has cut it.
+    """How the argument `name` of a layer should be placed; None where its type says it, or the caller has cut it.
 
-    spec   of `octavo_jax.sharding.specs`; without roles it is of what is whole everywhere
+    spec   from `octavo_jax.sharding.specs`; without roles that of an array which every device has whole
     """
     mesh = mesh_of(array) if placement is None or placement.route == "single" else placement.mesh
     if mesh is not None:
