@@ -47,7 +47,7 @@ class Called(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedPlacement:
     """How one array of a layer should be placed.
 
     function   the public function that reads it
@@ -65,7 +65,7 @@ class Wanted:
     policy: Policy
     place: Place
 
-    def with_axis(self, at: int) -> Wanted:
+    def with_axis(self, at: int) -> WantedPlacement:
         """The same for an array with one more dimension, at this place, which is cut over no mesh axis."""
         if self.entries is None:
             return self
@@ -113,7 +113,7 @@ class Move:
         return f"{self.function}: {self}; {fix} (octavo_jax.MeshAxes(moves='allow') accepts it)"
 
 
-def move_of(wanted: Wanted, shape: Sequence[int], itemsize: int, held: np.ndarray) -> Move | None:
+def move_of(wanted: WantedPlacement, shape: Sequence[int], itemsize: int, held: np.ndarray) -> Move | None:
     """The move that an array needs whose shares on the devices are `held`; None where each device has what it reads."""
     number = elements_to_fetch(held, wanted.shares(shape, len(held)))
     if number == 0:

@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo
 
-from octavo_jax.layouts.moves import Move, Wanted, move_of, tell
+from octavo_jax.layouts.moves import Move, WantedPlacement, move_of, tell
 from octavo_jax.layouts.shares import MeshShape, shares_of_slices, shares_of_tiles
 
 TARGET = "octavo_placement"
@@ -35,7 +35,7 @@ PLATFORMS = frozenset({"cpu", "cuda", "rocm", "gpu"})
 _ir: Any = mlir.ir
 
 
-def probed(array: Array, wanted: Wanted) -> Array:
+def probed(array: Array, wanted: WantedPlacement) -> Array:
     """`array` with a probe, which reports where it is placed otherwise than wanted.
 
     Give the result to what computes. A residual for a backward pass should be `array` itself, which `jax.lax.scan`
@@ -45,7 +45,7 @@ def probed(array: Array, wanted: Wanted) -> Array:
     return seen
 
 
-def probed_beside(result: Array, arrays: tuple[Array, ...], wanted: tuple[Wanted, ...]) -> Array:
+def probed_beside(result: Array, arrays: tuple[Array, ...], wanted: tuple[WantedPlacement, ...]) -> Array:
     """`result` with a probe of each of `arrays`, which is in every program that uses `result`; differentiable."""
     seen: Array = _probe.bind(result, *arrays, wanted=wanted)
     return seen
@@ -55,7 +55,7 @@ _probe: Any = Primitive(TARGET)  # JAX leaves its methods untyped
 _probe.def_abstract_eval(lambda passed, *seen, wanted: passed)
 
 
-def _eagerly(passed: Array, *seen: Array, wanted: tuple[Wanted, ...]) -> Array:
+def _eagerly(passed: Array, *seen: Array, wanted: tuple[WantedPlacement, ...]) -> Array:
     for array, one in zip(seen, wanted, strict=True):
         move = move_of_array(array, one)
         if move is not None:
@@ -66,11 +66,11 @@ def _eagerly(passed: Array, *seen: Array, wanted: tuple[Wanted, ...]) -> Array:
 _probe.def_impl(_eagerly)
 
 
-def _jvp(primals: Any, tangents: Any, *, wanted: tuple[Wanted, ...]) -> Any:
+def _jvp(primals: Any, tangents: Any, *, wanted: tuple[WantedPlacement, ...]) -> Any:
     return _probe.bind(*primals, wanted=wanted), tangents[0]
 
 
-def _batched(arrays: Any, dims: Any, *, wanted: tuple[Wanted, ...]) -> Any:
+def _batched(arrays: Any, dims: Any, *, wanted: tuple[WantedPlacement, ...]) -> Any:
     pairs = zip(wanted, dims[1:], strict=True)
     moved = tuple(one.with_axis(dim) if isinstance(dim, int) else one for one, dim in pairs)
     return _probe.bind(*arrays, wanted=moved), dims[0]
@@ -80,7 +80,7 @@ ad.primitive_jvps[_probe] = _jvp
 batching.primitive_batchers[_probe] = _batched
 
 
-def move_of_array(array: Array, wanted: Wanted) -> Move | None:
+def move_of_array(array: Array, wanted: WantedPlacement) -> Move | None:
     """What has to move of a concrete array; None where nothing has to, or it is on no mesh yet."""
     sharding = array.sharding
     mesh = getattr(sharding, "mesh", None)
@@ -98,7 +98,7 @@ def move_of_array(array: Array, wanted: Wanted) -> Move | None:
 class _Lowered:
     """What the text of a custom call stands for in the program that was lowered last, and the moves reported of it."""
 
-    wanted: Wanted
+    wanted: WantedPlacement
     reported: set[Move] = field(default_factory=set)
 
 
@@ -106,7 +106,7 @@ _lowered: OrderedDict[str, _Lowered] = OrderedDict()
 _MOST = 4096
 
 
-def _lower(ctx: Any, passed: Any, *seen: Any, wanted: tuple[Wanted, ...]) -> list[Any]:
+def _lower(ctx: Any, passed: Any, *seen: Any, wanted: tuple[WantedPlacement, ...]) -> list[Any]:
     module = ctx.module_context
     devices = _devices(module.axis_context)
     here = PLATFORMS.issuperset(module.platforms) and not module.lowering_parameters.for_export
@@ -128,7 +128,7 @@ def _devices(context: Any) -> int:
     return context.num_devices if isinstance(context, mlir.ShardingContext) else 1
 
 
-def _mesh_of_program(context: Any, wanted: Wanted) -> MeshShape:
+def _mesh_of_program(context: Any, wanted: WantedPlacement) -> MeshShape:
     """The mesh of a program that was traced without one."""
     mesh = getattr(context, "abstract_mesh", None) or old_meshes.thread_resources.env.physical_mesh
     if mesh.empty:
@@ -139,7 +139,7 @@ def _mesh_of_program(context: Any, wanted: Wanted) -> MeshShape:
     return MeshShape.of(mesh)
 
 
-def _call(value: Any, aval: Any, wanted: Wanted) -> None:
+def _call(value: Any, aval: Any, wanted: WantedPlacement) -> None:
     """Add the custom call for `value`, about which XLA's partitioner will ask."""
     known = {name: part for name, part in vars(wanted).items() if name != "place"}
     text = json.dumps({**known, "shape": aval.shape, "dtype": str(_ir.RankedTensorType(value.type).element_type)})

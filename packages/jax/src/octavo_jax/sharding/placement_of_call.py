@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
 from octavo.caller import Place
-from octavo_jax.layouts.moves import Called, Wanted
+from octavo_jax.layouts.moves import Called, WantedPlacement
 from octavo_jax.layouts.shares import MeshShape, entries_of
 from octavo_jax.sharding.axes import ROLES, MeshAxes
 from octavo_jax.sharding.placement import Placement, mesh_of
@@ -55,7 +55,7 @@ def check_axes(axes: MeshAxes, there: tuple[str, ...]) -> None:
 
 def wanted_of(
     called: Called, placement: Placement | None, name: str, array: Array, spec: PartitionSpec, place: Place
-) -> Wanted | None:
+) -> WantedPlacement | None:
     """How the argument `name` of a layer should be placed; None where its type says it, or the caller has cut it.
 
     spec   from `octavo_jax.sharding.specs`; without roles that of an array which every device has whole
@@ -71,4 +71,4 @@ def wanted_of(
         entries = entries_of(spec, array.ndim)
         if placement.deferred:
             entries = tuple(sum(map(placement.axes_of, letters), ()) for letters in entries)  # type: ignore[arg-type]
-    return Wanted(called.function, name, mesh, entries, called.moves, place)
+    return WantedPlacement(called.function, name, mesh, entries, called.moves, place)
