@@ -1,6 +1,6 @@
 """Flax NNX modules. Needs the extra `octavo-jax[flax]`.
 
-Parameters are `nnx.Param`s, named as Flax users expect. A module also has these attributes:
+Parameters are of `nnx.Param`, named as Flax users expect. A module also has these attributes:
 
 delayed             a `ScalingState` with DelayedScaling, else None. Its "gradient" is its new value (see
                     `DelayedState`): `nnx.grad(..., argnums=nnx.DiffState(0, nnx.Any(nnx.Param, ScalingState)))`.
