@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
 import sys
-import tempfile
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 
 import nox
-from nox.command import CommandFailed
 
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
-from sessions.distributions import DIRECTORIES, NATIVE, closure, needed_by_tests, ours
-from sessions.environment import CORES, WORKERS, effort_of, install, run_pytest, settings_of_tests, share_bytecode
-from sessions.minimums import minimums  # noqa: F401  # nox finds sessions by their decorator
+from sessions.backends import BACKENDS, INTERPRETED, ON_CUDA
+from sessions.change import change  # noqa: F401  # nox finds sessions by their decorator
+from sessions.distributions import DIRECTORIES, NATIVE, closure, needed_by_tests
+from sessions.environment import effort_of, install, run_pytest, settings_of_tests, share_bytecode
+from sessions.minimums import minimums  # noqa: F401
 from sessions.native_wheel import Kernels, kernels_of_tests, native_wheel, nvcc
+from sessions.on_gpu import gpu  # noqa: F401
 from sessions.packaging import build, wheels  # noqa: F401
 from sessions.releasing import release  # noqa: F401
 from sessions.xla import Effort
@@ -34,19 +28,6 @@ nox.options.sessions = ["change"]
 
 TEMPLATE = "docs/examples/acme-octavo"
 TEMPLATES = (TEMPLATE, "docs/examples/acme-octavo-jax")
-BACKENDS = {
-    "torch-reference": "octavo-torch",
-    "jax-reference": "octavo-jax",
-    "torch-native": "octavo-torch-native",
-    "torch-cudagraph": "octavo-torch-cudagraph",
-    "jax-native": "octavo-jax-native",
-    "torch-triton": "octavo-torch-triton",
-    "torch-triton-interpreter": "octavo-torch-triton",
-    "jax-triton": "octavo-jax-triton",
-    "jax-triton-interpreter": "octavo-jax-triton",
-}
-ON_CUDA = ["torch-cudagraph", "torch-triton", "jax-triton"]  # backends that serve nothing else
-INTERPRETED = ["torch-triton-interpreter", "jax-triton-interpreter"]
 # In Triton's interpreter a tile takes milliseconds, so of what calls most a few cases are tried; -k "" tries all.
 SMALL_CASES = (
     "(test_bits[ and not (stochastic and hadamard)) or (test_product_is_within and not current and not delayed)"
@@ -77,108 +58,6 @@ ADAPTED = (
 )
 # Their requirements are whole training stacks, of which what is adapted imports those above.
 ADAPTED_ALONE = ("torchtitan==0.3.0", "megatron-core==0.16.1", "nemo-automodel==0.7.0")
-
-# These take longest and start first, in this order: a long session that starts last leaves the other cores idle.
-LONGEST_FIRST = (
-    *("native", "tests(octavo-jax)", "tests(octavo-torch)", "conformance(jax-reference)", "integration"),
-    *("tests(octavo-jax-native)", "docs", "tests(octavo-torch-native)", "adapters", "tests(octavo-conformance)"),
-    *("tests(octavo)", "tests(octavo-bench)", "third_party", "types", "tests(octavo-torch-triton)"),
-    *("tests(octavo-jax-triton)", "conformance(torch-triton-interpreter)", "conformance(torch-reference)"),
-    *("conformance(jax-native)", "conformance(torch-native)", "tests(octavo-native)", "tests(octavo-numerics)"),
-)
-
-
-def _checks() -> dict[str, bool]:
-    """Every session that a change must pass, in the order of their start, and whether it needs the native wheel."""
-    everything = list(DIRECTORIES)
-    installed = {"native": [], "lint": [], "types": everything, "docs": everything, "integration": everything}
-    installed |= {"adapters": ["octavo", "octavo-jax", "octavo-torch"], "third_party": ["octavo", "octavo-torch"]}
-    installed |= {f"tests({name})": [name, *ours(list(needed_by_tests(name)))] for name in everything}
-    # torch-triton-interpreter runs the same kernels through the suite
-    suites = {backend: owner for backend, owner in BACKENDS.items() if backend != "jax-triton-interpreter"}
-    installed |= {f"conformance({backend})": [owner, "octavo-conformance"] for backend, owner in suites.items()}
-    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    names = sorted(installed, key=lambda name: order.get(name, len(order)))
-    return {name: NATIVE in closure(installed[name]) for name in names}
-
-
-class _Queue:
-    """Sessions that have not started yet; those that need the native wheel wait until it is compiled."""
-
-    def __init__(self, checks: dict[str, bool]) -> None:
-        self.waiting = dict(checks)
-        self.passed: dict[str, bool] = {}
-        self.changed = threading.Condition()
-
-    def take(self) -> str | None:
-        """The next session that can start; None when there is none left."""
-        with self.changed:
-            while self.waiting:
-                wheel = self.passed.get("native")
-                name = next((name for name, needs_wheel in self.waiting.items() if wheel or not needs_wheel), None)
-                if name is not None:
-                    del self.waiting[name]
-                    return name
-                if wheel is False:
-                    return None
-                self.changed.wait()
-            return None
-
-    def finish(self, name: str, passed: bool) -> None:
-        with self.changed:
-            self.passed[name] = passed
-            self.changed.notify_all()
-
-
-@nox.session(venv_backend="none")
-def change(session: nox.Session) -> None:
-    """Everything that a change must pass: every session whose default is not False, several of them at a time.
-
-    A session alone leaves cores idle while it installs, imports, collects and waits for its last test. Here each has
-    its share of the cores. Outputs go to .nox/.cache/logs, those of failed sessions to the terminal, too.
-    """
-    lanes = min(CORES, 4)
-    environment = {
-        **os.environ,
-        WORKERS: str(max(1, min(CORES // lanes, 8))),
-        "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} -p no:cacheprovider".strip(),  # one folder for all
-    }
-    logs = session.cache_dir.resolve() / "logs"
-    shutil.rmtree(logs, ignore_errors=True)
-    logs.mkdir()
-    of_tests = session.cache_dir.resolve() / "bytecode" / tempfile.gettempdir().strip("/")  # of modules they wrote
-    shutil.rmtree(of_tests, ignore_errors=True)
-    queue = _Queue(_checks())
-
-    def work() -> None:
-        while (name := queue.take()) is not None:
-            log, start = logs / f"{name}.log", time.monotonic()
-            command = (sys.executable, "-m", "nox", "-s", name, "--", *session.posargs)
-            with log.open("w") as output:
-                run = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
-                _, status, usage = os.wait4(run.pid, 0)
-            run.returncode = os.waitstatus_to_exitcode(status)
-            text = log.read_text(errors="replace")
-            if run.returncode:
-                session.warn(f"output of {name}:\n{text}")
-            counts = re.findall(r"^=+ (.*) in [^=]*=+$", text, flags=re.MULTILINE)
-            outcome = "passed" if run.returncode == 0 else "FAILED"
-            wall, busy = time.monotonic() - start, usage.ru_utime + usage.ru_stime
-            session.log(" ".join([f"{name} {outcome} after {wall:.0f} s, {busy:.0f} of a processor;", *counts[-1:]]))
-            queue.finish(name, run.returncode == 0)
-
-    with ThreadPoolExecutor(lanes) as pool:
-        running = [pool.submit(work) for _ in range(lanes)]
-        try:
-            for lane in running:
-                lane.result()
-        except BaseException:  # Ctrl-C, which has ended the running sessions, too
-            queue.waiting.clear()
-            raise
-    failed = [name for name, passed in queue.passed.items() if not passed]
-    failed += [f"{name} (not run, because native failed)" for name in queue.waiting]
-    if failed:
-        session.error(f"failed: {', '.join(failed)}")
 
 
 @nox.session
@@ -347,90 +226,3 @@ def bench(session: nox.Session) -> None:
     install(session, *DIRECTORIES, extra=("pytest", "pytest-benchmark"))
     files = [str(path) for name in DIRECTORIES.values() for path in sorted(Path(name).glob("benchmarks/bench_*.py"))]
     session.run("pytest", "--benchmark-only", "-o", "python_files=bench_*.py", *files, *session.posargs)
-
-
-SANITIZERS = {  # tool of compute-sanitizer: arguments of native/tests/sanitize.py
-    "memcheck": (),
-    "racecheck": (),
-    "initcheck": ("--tail", "unwritten"),  # rows past the sum have no value, so whoever reads them is seen
-    "synccheck": (),
-}
-
-
-@nox.session(default=False, venv_backend="none")
-def gpu(session: nox.Session) -> None:
-    """What needs a CUDA device, in the environment that runs nox: drivers and frameworks are its own.
-
-    The kernels' tests, the native plugins' CUDA tests, the conformance suite on every installed backend, then the
-    tools of compute-sanitizer over every kernel, all at a time, where it is on PATH. A part that fails does not keep
-    the others from running. Positional arguments choose backends.
-    """
-    # a file of CUDA tests alone has it in its name, a test of both devices in its parameters
-    of_cuda = ("native", "packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native")
-    parts = {f"{directory}/tests": _pytest_on_gpu(f"{directory}/tests", "-k", "cuda") for directory in of_cuda}
-    # modules share nothing, and a few of them take most of the time
-    parts["native/tests"] = _pytest_on_gpu("native/tests", "-k", "cuda", dist="worksteal")
-    for name in ("octavo-torch-triton", "octavo-jax-triton"):
-        if _is_installed(name):  # whose device is the GPU where there is one
-            parts[f"{DIRECTORIES[name]}/tests"] = _pytest_on_gpu(f"{DIRECTORIES[name]}/tests")
-    here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name not in INTERPRETED]
-    suite = ("--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend")
-    parts |= {f"conformance({backend})": _pytest_on_gpu(*suite, backend) for backend in session.posargs or here}
-    everything = (sys.executable, "native/tests/sanitize.py")
-    parts["sanitize.py"] = everything
-    # else one process with XLA takes the memory of all, and each with torch starts a thread on every core
-    shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OMP_NUM_THREADS": "1"}
-    failed = []
-    for name, command in parts.items():
-        try:
-            session.run(*command, env=shared, external=True)
-        except CommandFailed:
-            failed.append(name)
-    if shutil.which("compute-sanitizer") is None:
-        session.warn("compute-sanitizer is not on PATH, so its four tools do not run; it comes with the CUDA toolkit")
-    else:
-        failed += _sanitize(session, everything, shared)
-    if failed:
-        session.error(f"failed: {', '.join(failed)}")
-
-
-def _sanitize(session: nox.Session, everything: tuple[str, ...], env: dict[str, str]) -> list[str]:
-    """The tools of compute-sanitizer that found something, each in a process of its own beside the others."""
-
-    def run(tool: str) -> tuple[str, int]:
-        watch = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "20")
-        command = (*watch, *everything, *SANITIZERS[tool])
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        session.log(f"{' '.join(command)}\n{done.stdout}")
-        return tool, done.returncode
-
-    with ThreadPoolExecutor(len(SANITIZERS)) as pool:
-        return [tool for tool, code in pool.map(run, SANITIZERS) if code]
-
-
-def _pytest_on_gpu(*arguments: str, dist: str = "loadscope") -> tuple[str, ...]:
-    """pytest with processes on three quarters of the cores where pytest-xdist is installed, for most of a test's time
-    is its host's.
-
-    What frameworks of the environment warn of is told and no failure: their versions are not ours.
-    """
-    processes = str(max(2, (os.cpu_count() or 1) * 3 // 4))
-    spread = ("-n", processes, "--dist", dist, "-p", "no:benchmark") if _is_installed("pytest-xdist") else ()
-    theirs = ("-W", "default::UserWarning", "-W", "default::DeprecationWarning", "-W", "default::FutureWarning")
-    return (sys.executable, "-m", "pytest", *spread, *theirs, *arguments)
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -24,7 +24,7 @@ extensions = [
     "api_names",
     "source_pages",
     "contract_directive",
-    "contracts",
+    "docstrings",
     "fault_table",
     "demotions",
     "scoreboard",

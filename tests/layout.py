@@ -58,7 +58,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "octavo_jax_triton": ("launch", "arrays", "quantizers", "gemm"),
     "octavo_conformance": ("__init__", "cards", "problems", "oracles", "reports", "suite"),
     "octavo_cli": (
-        *("errors", "output_file", "ranks", "page", "inspection"),
+        *("errors", "own_scales", "ranks", "page", "inspection"),
         *("train/config", "train/data", "train/models", "train/report", "train"),
     ),
     "octavo_bench": (

@@ -1,13 +1,13 @@
-"""`{contract} NAME`: a table of `contract_tables`."""
+"""`{contract} NAME`: one of the tables in `contract_tables`."""
 
 from __future__ import annotations
 
-from fault_table import FaultTable
+from markdown_directive import MarkdownDirective
 from sphinx.application import Sphinx
 
 
-class ContractTable(FaultTable):
-    """Parse `contract_tables.markdown(NAME)` in place."""
+class ContractTable(MarkdownDirective):
+    """The table that is named."""
 
     required_arguments = 1
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fault_table import FaultTable
+from markdown_directive import MarkdownDirective
 from sphinx.application import Sphinx
 
 
-class Demotions(FaultTable):
-    """Parse `demotion_rows.markdown()` in place."""
+class Demotions(MarkdownDirective):
+    """The table of `demotion_rows`."""
 
     def markdown(self) -> str:
         from demotion_rows import markdown

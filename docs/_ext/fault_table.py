@@ -1,16 +1,15 @@
-"""`{faults}`: the table of faults seen elsewhere, from the conformance suite's own list.
+"""Tables of the faults that were seen elsewhere, from the conformance suite's own list.
 
-`{native-faults}`, `{front-end-faults}`: the tests of the native packages, and of the front ends, that name rows of it.
+`{faults}`: all of them. `{native-faults}`, `{front-end-faults}`: those that tests of the native packages, or of the
+front ends, name. `{faults-and-tests}` of `scoreboard` is every fault with the tests of all packages.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from docutils import nodes
-from docutils.statemachine import StringList
+from markdown_directive import MarkdownDirective
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
 NATIVE_TESTS = (
@@ -21,7 +20,7 @@ FRONT_END_TESTS = ("packages/torch/tests", "packages/jax/tests")
 
 
 def packages_markdown(folders: tuple[str, ...]) -> str:
-    """A line a row of the faults that packages' own tests name."""
+    """One line per fault that a test in these folders names."""
     from octavo_conformance.faults import faults, named_by_tests
 
     files = [file for folder in folders for file in sorted((ROOT / folder).rglob("test_*.py"))]
@@ -34,29 +33,24 @@ def packages_markdown(folders: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-class FaultTable(SphinxDirective):
-    """Parse `octavo_conformance.faults.markdown()` in place."""
+class FaultTable(MarkdownDirective):
+    """Every fault, and the test of the conformance suite that would catch it."""
 
     def markdown(self) -> str:
         from octavo_conformance.faults import markdown
 
         return markdown()
 
-    def run(self) -> list[nodes.Node]:
-        container = nodes.container()
-        self.state.nested_parse(StringList(self.markdown().splitlines(), "octavo_conformance.faults"), 0, container)
-        return list(container.children)
 
-
-class NativeFaultTable(FaultTable):
-    """Parse the native packages' rows in place."""
+class NativeFaultTable(MarkdownDirective):
+    """The faults that tests of the native packages name."""
 
     def markdown(self) -> str:
         return packages_markdown(NATIVE_TESTS)
 
 
-class FrontEndFaultTable(FaultTable):
-    """Parse the front ends' rows in place."""
+class FrontEndFaultTable(MarkdownDirective):
+    """The faults that tests of the front ends name."""
 
     def markdown(self) -> str:
         return packages_markdown(FRONT_END_TESTS)

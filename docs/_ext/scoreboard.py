@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from docutils import nodes
 from docutils.statemachine import StringList
-from fault_table import FaultTable
+from markdown_directive import MarkdownDirective
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
 
 
-class Scoreboard(FaultTable):
-    """Parse `scoreboard_rows.markdown()` in place, with its headings."""
+class Scoreboard(SphinxDirective):
+    """The tables of `scoreboard_rows` under their headings, which only a section may hold."""
 
     def run(self) -> list[nodes.Node]:
         from scoreboard_rows import markdown
@@ -21,8 +22,8 @@ class Scoreboard(FaultTable):
         return list(section.children)
 
 
-class FaultsAndTests(FaultTable):
-    """Parse `scoreboard_rows.faults_markdown()` in place."""
+class FaultsAndTests(MarkdownDirective):
+    """Every fault with the tests of all packages that name it."""
 
     def markdown(self) -> str:
         from scoreboard_rows import faults_markdown

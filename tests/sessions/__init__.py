@@ -1,1 +1,1 @@
-"""What the sessions of noxfile.py share, and those of packaging."""
+"""What the sessions of noxfile.py share, and the sessions that have a module of their own."""

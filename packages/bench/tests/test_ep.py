@@ -154,15 +154,15 @@ def test_rows_after_a_process_that_died_say_so() -> None:
     """Its own row has what it raised."""
     ep = pytest.importorskip("octavo_bench.ep.torch")
     with pytest.raises(RunError, match="the processes had ended at an earlier row"):
-        ep._row(None, None, ep._Case("bf16", 2), iter(()))
+        ep._row(None, None, ep.Case("bf16", 2), iter(()))
 
 
 @pytest.mark.parametrize("captured", [True, False])
 def test_nothing_is_measured_beside_processes_that_measure(captured: bool) -> None:
     """LigerCute in processes of its own came between two recipes once, and ran beside the second one's rows."""
-    ep = pytest.importorskip("octavo_bench.ep.torch")
-    kinds = [("bf16", 1, ""), ("bf16", 2, ""), ("bf16", 2, ep.LIGER), ("block", 1, ""), ("block", 2, "")]
-    order = ep._in_order((ep._Case(kind, ranks, peer=peer) for kind, ranks, peer in kinds), captured)
-    assert order[-1].peer == ep.LIGER
+    cases = pytest.importorskip("octavo_bench.ep.torch_cases")
+    kinds = [("bf16", 1, ""), ("bf16", 2, ""), ("bf16", 2, cases.LIGER), ("block", 1, ""), ("block", 2, "")]
+    order = cases.in_order((cases.Case(kind, ranks, peer=peer) for kind, ranks, peer in kinds), captured)
+    assert order[-1].peer == cases.LIGER
     if not captured:  # rows of one device are this process's
         assert [case.ranks for case in order] == [1, 1, 2, 2, 2]

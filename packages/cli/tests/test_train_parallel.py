@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo_cli.train.parallel import Pairs
+from octavo_cli.train.parallel import Pairs, main
+from octavo_registry.cli.errors import BadInput
 
 MAIN = [sys.executable, "-m", "octavo_cli.train.parallel", "--device", "cpu", "--quick"]
 
@@ -32,6 +33,12 @@ def test_two_devices_train_as_one(tmp_path: Path) -> None:
     assert content["held_out_many"] == pytest.approx(content["held_out_one"], rel=1e-3)
     assert len(set(content["held_out_one"])) == 2
     assert (content["devices"], content["recipe"], content["payload"]) == (2, "bf16", None)
+
+
+def test_the_file_is_checked_before_the_work(tmp_path: Path) -> None:
+    """What takes minutes to train would be lost where its file cannot be written."""
+    with pytest.raises(BadInput, match=r"--out .*: there is no folder .*; create it or name another"):
+        main(tmp_path / "missing" / "parallel.json")
 
 
 def test_a_gap_beyond_the_seeds_is_seen() -> None:

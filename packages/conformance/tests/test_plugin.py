@@ -115,6 +115,11 @@ def test_gaps_are_strict(suite: Any, tmp_path: Path) -> None:
         ('[[gap]]\nkind = "never"\nreason = "r"\n', "names neither a test nor a capability"),
         ('[[gap]]\nkind = "never"\nreason = "r"\ncapability = { ops = "x" }\n', "its keys are"),
         ('[[gap]]\nkind = "never"\nreason = "r"\ntests = "x"\n', "unknown keys ['tests']"),
+        ('[[gap]]\nkind = "never"\nreason = "r"\ntest = 8\n', "test is 8; write text in quotes"),
+        (
+            '[[gap]]\nkind = "never"\nreason = "r"\ntest = "x"\nbackend = 1\n',
+            "backend is 1; write text in quotes",
+        ),
         ("gaps = 1\n", "write one [[gap]] table per gap"),
         ("[[gap\n", "not TOML"),
     ],

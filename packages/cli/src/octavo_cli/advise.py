@@ -83,6 +83,8 @@ def advise(
         raise InputError(f"--chip is {chip!r}; give {' or '.join(CHIPS)}")
     if rows < 0:
         raise InputError(f"--rows is {rows}; give 0 for all rows, or how many of each expert")
+    if micro_batches < 1:
+        raise InputError(f"--micro-batches is {micro_batches}; give 1 or more")
     if not math.isfinite(min_sqnr):
         raise InputError(f"--min-sqnr is {min_sqnr}; give decibels, such as 25")
     if shape is None:
@@ -94,8 +96,6 @@ def advise(
     chosen = {name: find_recipe(name) for name in names}
     judged, what = weights_for(layer, weights, trust=trust, rows=rows, seed=0)
     measured, notes = measured_us(results or [], layer, CHIPS[chip])
-    if micro_batches < 1:
-        raise InputError(f"--micro-batches is {micro_batches}; give 1 or more")
     found = [
         advice_on(name, recipe, layer, judged, CHIPS[chip], measured, micro_batches) for name, recipe in chosen.items()
     ]

@@ -13,20 +13,18 @@ import numpy as np
 import pytest
 
 from octavo_conformance import SEED_KEY
+from octavo_conformance.cards.declared import ANY, Declared, Ran, rest, stand_ins, uncovered, unknown_recipes, words
 from octavo_conformance.cards.needs import Need
 from octavo_conformance.cards.targets import Target, UnknownBackend, find_targets
 from octavo_conformance.cards.variants import Variant
-from octavo_conformance.oracles.declared import ANY, Declared, Ran, rest, stand_ins, uncovered, unknown_recipes, words
 from octavo_conformance.problems.case import Case, Examples, Measure
 from octavo_conformance.reports.gaps import Gap, GapsError, read_gaps
-from octavo_conformance.reports.report import Report, Row, write
+from octavo_conformance.reports.report import COVERAGE, Report, Row, never_ran_row, write
 from octavo_conformance.reports.table import never_ran, render, skips
 from octavo_registry.cli.errors import BadInput
 from octavo_registry.cli.files import check_writable
 
 ROW_KEY = "octavo_row"
-COVERAGE = "coverage"
-"""The part of rows that stand for what was declared and never ran."""
 
 
 def part_of(item: pytest.Item) -> str:
@@ -215,10 +213,8 @@ class Session:
             facts = {"backend": target.name, "framework": target.bridge.name, "device": target.device.kind}
             mine = [row for row in self.rows.values() if _is_about(row, facts)]
             for members, reason in uncovered(target, self.is_full, map(_ran, mine)):
-                what = words(members)
-                row = Row.begin({"id": f"{COVERAGE}::{target.id}: {what}", "part": COVERAGE, **facts})
-                row.capability |= {"op": members[0].op, "recipe": members[0].recipe, "dtype": members[0].dtype}
-                row.outcome, row.reason = "failed", f"{what} is declared, and no test of it ran: {reason}"
+                capability = {"op": members[0].op, "recipe": members[0].recipe, "dtype": members[0].dtype}
+                row = never_ran_row(target, words(members), capability, reason)
                 self.rows[row.id] = row
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

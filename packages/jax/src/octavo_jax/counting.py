@@ -1,9 +1,9 @@
-"""How often a program quantizes and multiplies, and whether every quantized plane has its name: from its jaxpr.
+"""How often a program quantizes and multiplies, and whether every quantized plane has its name, read from its jaxpr.
 
-Backends run a quantizer inside a `jax.jit` called `octavo_quantize_*` and GEMMs inside `octavo_gemm_fprop`,
-`octavo_gemm_dgrad` and `octavo_wgrad`; that is what is counted here, and a count by name works from outside as well.
+Backends run a quantizer inside a `jax.jit` called `octavo_quantize_*` and the GEMMs inside `octavo_gemm_fprop`,
+`octavo_gemm_dgrad` and `octavo_wgrad`. The functions here count these calls by name, and so can other tools.
 A jaxpr shows what `jax.checkpoint` computes again. A compiled program may not: XLA:CPU merges the recompute of a flat
-jit with the forward pass, so what it runs there says little of what a layer inside `lax.scan` costs.
+jit with the forward pass, so that it says little about the cost of a layer inside `lax.scan`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _PRODUCTS = ("dot_general", "ragged_dot", "ragged_dot_general", "ffi_call", "pal
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one call of a program.
+    """How often one call of a program runs quantizers and GEMMs.
 
-    quantize             of x, kernels and gradients, alone or fused with what comes before
-    fprop, dgrad, wgrad  of the three GEMMs
-    by_name              of each jitted function, `octavo_quantize_mxfp8` and the like
-    in_while             of these, the ones inside a `lax.while_loop`, counted once: its length is not in the jaxpr
+    quantize             quantizers of x, kernels and gradients, alone or fused with what comes before
+    fprop, dgrad, wgrad  the three GEMMs
+    by_name              each jitted function, `octavo_quantize_mxfp8` and the like
+    in_while             how many of all these are inside a `lax.while_loop`: they count once, because the jaxpr does
+                         not say how often the loop runs
     """
 
     quantize: int
@@ -51,9 +52,9 @@ def count_runs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Runs:
     args     trees of arrays, or of `jax.ShapeDtypeStruct`
     kwargs   anything; arrays among them are constants
 
-    Loops of known length (`lax.scan`, `lax.map`, `fori_loop` with host bounds) count as often as they run, a
-    `while_loop` once, a `lax.cond` as its branch with the most runs. Unread results are left out,
-    as by `jax.jit`.
+    The body of a loop of known length (`lax.scan`, `lax.map`, `fori_loop` with host bounds) counts as often as it runs,
+    that of a `while_loop` once, and a `lax.cond` as its branch with the most runs. As under `jax.jit`, what only makes
+    results that nobody reads is left out.
     """
     closed = jax.make_jaxpr(lambda *args: function(*args, **kwargs))(*args)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))

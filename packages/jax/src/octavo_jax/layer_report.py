@@ -24,7 +24,7 @@ from octavo_jax.linear.arguments import as_array, check_operands
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
-from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.conflicts import check_has_roles, check_shards
 from octavo_jax.sharding.placement import Placement, Route
 from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry import LayerPlan
@@ -34,14 +34,15 @@ from octavo_registry import LayerPlan
 class LayerReport:
     """How one layer runs. Printable.
 
-    route   "single"; "auto", "explicit" or "partly manual": the layer's own `jax.shard_map` over axes of that kind;
-            "auto, mesh unknown": partitioned when XLA compiles; "manual": the caller's shard_map
-    lie     the PartitionSpec that the layer needs of each array, over axes that the caller is not manual over; {} for
-            "single"
-    placed  how each argument is placed, in words, or that it is not known, as of arrays that are traced on an Auto mesh
-    misplaced   what has to move before the layer can run, with its bytes
-    moves   a sentence for each thing that the layer itself moves between devices
-    plan    the registry's; every `Plan` of `plan.plans` has each backend's verdict in `decisions`
+    route       how the layer reaches its shards. "single": there is one device. "auto", "explicit" or "partly manual":
+                by a `jax.shard_map` of its own over axes of that kind. "auto, mesh unknown": it is partitioned when XLA
+                compiles. "manual": inside the caller's shard_map
+    lie         the PartitionSpec by which the layer needs each array to lie, over axes that the caller is not manual
+                over; {} for "single"
+    placed      how each argument is placed, in words; of arrays that are traced on an Auto mesh, that it is not known
+    misplaced   the arguments that have to move before the layer can run, with their bytes
+    moves       a sentence for each thing that the layer itself moves between devices
+    plan        the registry's plan; every `Plan` in `plan.plans` has the verdict on each backend in `decisions`
     """
 
     route: Route
@@ -78,16 +79,16 @@ def explain(
     backend: BackendNames = None,
     room: Room | None = None,
 ) -> LayerReport:
-    """What `octavo_jax.grouped_dense` of these arguments would run, forward and backward; nothing is computed.
+    """What `octavo_jax.grouped_dense` would run for these arguments, forward and backward; nothing is computed.
 
-    Arrays with values say themselves how they are placed, and what would have to move is counted. Works where that call
-    would: on arrays, traced or not, under `jax.set_mesh`, inside `jax.shard_map`. Raises its
-    errors.
+    It works wherever that call would, on arrays that are traced or not, under `jax.set_mesh` and inside
+    `jax.shard_map`, and raises the same errors. The placement of arrays with values is known, so for them it also
+    counts the bytes that would have to move.
     """
     recipe, sharding = as_recipe(recipe), in_force(sharding)
     x, kernel = as_array("x", x), as_array("kernel", kernel)
     weight = grouped_weight(contracting_dims, x.ndim)
-    check_unnamed("grouped_dense", sharding, x=x, kernel=kernel)
+    check_has_roles("grouped_dense", sharding, x=x, kernel=kernel)
     group_sizes = in_one_array(group_sizes)
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
@@ -124,7 +125,7 @@ def _moves(placement: Placement, layer: Layer) -> Iterator[str]:
         if set(placement.gathered) <= set(placement.data):
             yield f"wgrad: dw is summed and scattered along {side} over {over}"
     summed = tuple(name for name in placement.data if name not in placement.gathered)
-    for name, by in (("this package", placement.auto(summed)), ("JAX", tuple(a for a in summed if a in manual))):
+    for name, by in (("this package", placement.free_among(summed)), ("JAX", tuple(a for a in summed if a in manual))):
         if by:
             yield f"wgrad: dw and the bias's gradient are summed over {_named(by)} by {name}"
     for letter, result in (("i", "fprop: y is"), ("o", "dgrad: dx is")):

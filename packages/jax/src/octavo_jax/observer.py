@@ -11,15 +11,19 @@ on which the loss does not depend, and whose cotangent is not a derivative but w
     value, (grads, seen) = jax.value_and_grad(loss, argnums=(0, 1))(params, taps, batch)
     wandb.log(octavo_jax.observations(seen))
 
-Jit the step twice, with taps and with None in the place of each, and call the first at one step in a hundred. Each call
-takes a tap of its own, and a layer inside `jax.lax.scan` takes its tap from the scanned inputs, one for each layer: of
-a tap that several calls take, or the examples of a `jax.vmap`, JAX adds up what they counted, which is right for all
-fields but amax, then a sum of maxima.
+Jit the step twice, once with taps and once with None for each of them, and call the first in one step of a hundred.
+Give each call a tap of its own, and a layer inside `jax.lax.scan` its tap from the scanned inputs, one for each layer.
+Where several calls or the examples of a `jax.vmap` take one tap, JAX adds up what they counted: that is right for all
+fields but amax, which is then a sum of maxima.
 
-Inside `jax.shard_map` a tap that shards share has the counts of all of them, their largest amax, and of a kernel that
-they share, too, its counts once; group g is group g of each. One that in_specs cut has what its own shard counted. With
-check_vma=False JAX adds up what is differentiated outside, so that a tap has to be cut there, and a gradient taken
-inside has what its own shard counted, whoever shares the tap: out_specs=P() would return that of one shard.
+Inside `jax.shard_map`, where group g of a tap stands for group g of every shard:
+
+- A tap that shards share gets the counts of all of them and the largest of their amaxes. A kernel that they share, too,
+  is counted once.
+- A tap that in_specs cut gets what its own shard counted.
+- With check_vma=False, cut the tap if the gradient is taken outside of the shard_map, because JAX adds up what shards
+  share. A gradient that is taken inside has what its own shard counted, even of a shared tap, and out_specs=P() would
+  return the counts of one shard.
 """
 
 from __future__ import annotations
@@ -51,9 +55,9 @@ from octavo_jax.sharding.axes import in_force
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tap:
-    """What one call counts of its operands, float32 [8, G] each, in the order of TensorStats' fields; zeros before.
+    """What one call counted of x, the kernel and dy: float32 [8, G] each, in the order of the fields of TensorStats.
 
-    Taps of several layers or shards are stacked in axes in front of these.
+    A new tap holds zeros. Taps of several layers or shards are stacked, with their axes in front of these.
     """
 
     x: Array
@@ -61,7 +65,7 @@ class Tap:
     grad: Array
 
     def stats(self) -> dict[str, TensorStats]:
-        """By operand; one that no call had has elements of 0."""
+        """The counts by operand: "x", "kernel" and "grad". Where no call had the operand, `elements` is 0."""
         return {name: TensorStats(*getattr(self, name)) for name in ("x", "kernel", "grad")}
 
 
@@ -84,13 +88,13 @@ def observed(
 ) -> Any:
     """`grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)`, whose operands the "gradient" of `tap` counts.
 
-    tap      None: nothing is counted, and this is grouped_dense
-    rows     of each group that are looked at, a multiple of 128, evenly spread, in 1024 of their columns; None: all,
-             in every column. An amax is of all
+    tap      from `new_tap`; None: nothing is counted, and this is grouped_dense
+    rows     how many rows of each group to look at, a multiple of 128: evenly spread ones, and 1024 of their columns.
+             None: all rows and columns. An amax is always that of all elements
 
-    Results and gradients are those of `grouped_dense`. Stochastic rounding is counted with the bits of seed 0.
-    ValueError for a tap of another number of groups, for x with blocks of rows, and with `sharding` or under
-    `mesh_roles`: over a mesh, call it inside `jax.shard_map`.
+    Results and gradients are those of `grouped_dense`. Stochastic rounding is counted with the bits of seed 0. Raises
+    ValueError for a tap of another number of groups, for x with blocks of rows, with `sharding` and under `mesh_roles`:
+    over a mesh, call it inside `jax.shard_map`.
     """
     recipe = as_recipe(recipe)
     if tap is None:
@@ -141,7 +145,7 @@ def _counted(recipe: Recipe, rows: int, operand: Operand, value: Array, sizes: A
 
 
 class _Rule(NamedTuple):
-    """How a call counts its gradient: as `_counted` does, into a tap that differs over these manual mesh axes."""
+    """What `_counted` takes of a call's options, and the manual mesh axes over which the call's tap differs."""
 
     recipe: Recipe
     rows: int
@@ -179,14 +183,15 @@ _tapped.defvjp(_forward, _backward)
 
 
 def observations(seen: Any, prefix: str = "octavo/", *, experts: bool = False) -> dict[str, float]:
-    """Flat numbers for W&B or TensorBoard of a pytree of taps that gradients came back in; waits for them.
+    """Flat numbers for W&B or TensorBoard from taps that came back as gradients; waits for them.
 
-    experts   also of each expert, as "<layer>/<operand>/expert<g>/<what>"
+    seen      a pytree of taps
+    experts   also the numbers of each expert, under "<prefix><layer>/<operand>/expert<g>/<what>"
 
-    Keys are "<prefix><layer>/<operand>/<what>", the layer being the tap's path in the pytree, and of stacked taps
-    "<path>.<number>", and the operand x, w or dy, as octavo_torch's are: amax, non_finite (a number of elements), and
-    where the operand is quantized saturated, underflow (shares of the elements looked at) and sqnr_db. An SQNR that
-    does not exist, without a signal or without noise, is left out.
+    Keys are "<prefix><layer>/<operand>/<what>", as octavo_torch's are. The layer is the tap's path in the pytree, for
+    stacked taps "<path>.<number>", and the operand is x, w or dy. What is counted: amax and non_finite (a number of
+    elements), and for an operand that is quantized also saturated and underflow (shares of the elements looked at) and
+    sqnr_db. The SQNR is left out where it does not exist, without a signal or without noise.
     """
     taps, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(seen), is_leaf=lambda leaf: isinstance(leaf, Tap))
     numbers: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Policies for `jax.checkpoint` that keep quantized arrays instead of quantizing twice."""
+"""Policies for `jax.checkpoint` that save quantized arrays, so that the backward pass does not quantize again."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ Policy = Callable[..., Any]
 
 
 def save_quantized(*names: str, base: Policy | None = None) -> Policy:
-    """Save what quantizers name, whatever else carries one of `names`, and whatever `base` saves.
+    """A policy that saves every array with one of `names`, and whatever `base` saves.
 
-    names   checkpoint names of quantizers and of other arrays; none: "quantization", every quantizer's default.
-            Add the `output_checkpoint_name` of a layer to keep its y and so not run its GEMM again either; give
-            `plane_names(...)` to keep some operands or planes alone
+    names   checkpoint names of quantizers and of other arrays; none: "quantization", the default of every quantizer.
+            Add the `output_checkpoint_name` of a layer to save its y, too, so that its GEMM does not run again. To
+            save only some operands or planes, give the names of those: `save_quantized(*plane_names(...))`
     base    another policy; None: nothing else is saved
 
-    A saved operand costs one byte per element and plane (half of bf16), and the backward pass then runs no quantizer
-    of x and of the kernel.
+    A saved operand costs one byte per element and plane (half of bf16), and the backward pass then quantizes neither
+    x nor the kernel again. Raises ValueError for a name that is not text.
     """
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(
+                f"names holds {name!r}, which is not text, so that no array has this name; give several names one by "
+                "one, as in save_quantized(*plane_names(...)), and another policy as base="
+            )
     saved: Policy = jax.checkpoint_policies.save_only_these_names(*(names or (DEFAULT_CHECKPOINT_NAME,)))
     if base is None:
         return saved
@@ -32,15 +38,18 @@ def save_quantized(*names: str, base: Policy | None = None) -> Policy:
 
 
 def plane_names(
-    operands: Sequence[str] = tuple(NAMED_OPERANDS.values()),
-    directions: Sequence[Direction] = DIRECTIONS,
+    operands: str | Sequence[str] = tuple(NAMED_OPERANDS.values()),
+    directions: Direction | Sequence[Direction] = DIRECTIONS,
     *,
     name: str = DEFAULT_CHECKPOINT_NAME,
 ) -> tuple[str, ...]:
-    """The checkpoint names of these planes of these operands ("x", "kernel"), for `save_quantized`.
+    """The checkpoint names of some planes of some operands, for `save_quantized`.
 
+    operands     "x", "kernel", or both
     directions   "rowwise" planes are read by fprop, "columnwise" ones by dgrad (of the kernel) and wgrad (of x): a
                  policy that saves the columnwise planes and y keeps all that the backward pass reads
     name         the quantizers' checkpoint name
     """
+    operands = (operands,) if isinstance(operands, str) else operands
+    directions = (directions,) if isinstance(directions, str) else directions
     return tuple(plane_name(operand, direction, name) for operand in operands for direction in directions)

@@ -1,6 +1,6 @@
-"""What a compiled program moves between devices, and what its custom calls work on: from its optimized HLO.
+"""What a compiled program moves between devices, and the results of its custom calls, read from its optimized HLO.
 
-A jaxpr does not show it, for XLA adds collectives of its own where shardings do not fit.
+A jaxpr does not show all of it, because XLA adds collectives of its own where shardings do not fit.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _BITS = {"pred": 8, "s4": 4, "u4": 4, "f4e2m1fn": 4, "c64": 64, "c128": 128}
 
 @dataclass(frozen=True)
 class ArrayShape:
-    """An array of one device: XLA's name of its dtype ("bf16", "u8", "f8e4m3fn"), and its shape."""
+    """An array on one device: XLA's name of its dtype ("bf16", "u8", "f8e4m3fn"), and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def bytes(self) -> int:
-        """What it takes."""
+        """Its size in memory."""
         digits = re.match(r"[a-z]+(\d+)", self.dtype)
         bits = _BITS.get(self.dtype) or int(digits.group(1) if digits else 32)
         return math.prod(self.shape) * bits // 8
@@ -48,8 +48,8 @@ class Collective:
     """One collective operation, counted once even inside a loop.
 
     kind      XLA's name
-    results   what one device holds afterwards; several where operations were combined
-    named     JAX's path to what it came from, such as "jit(step)/shard_map/all_gather"; "" where XLA added it
+    results   the arrays that one device holds afterwards; several where XLA combined operations
+    named     JAX's path to the operation it came from, such as "jit(step)/shard_map/all_gather"; "" where XLA added it
     """
 
     kind: Kind
@@ -58,7 +58,7 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """Of the results on one device."""
+        """The size of the results on one device."""
         return sum(result.bytes for result in self.results)
 
 
@@ -71,9 +71,9 @@ class CustomCall:
 
 
 def collectives(compiled: Any) -> tuple[Collective, ...]:
-    """Every collective of `jax.jit(f).lower(...).compile()`, in the order of its text.
+    """Every collective of a compiled program, which `jax.jit(f).lower(...).compile()` returns, in its order.
 
-    XLA:CPU moves bf16 as f32, float8 as f16; GPUs, and integers everywhere, as they are.
+    XLA:CPU moves bf16 as f32 and float8 as f16. GPUs move arrays as they are, and so does XLA:CPU with integers.
     """
     return tuple(_collectives(compiled.as_text()))
 
@@ -99,7 +99,7 @@ def _collectives(text: str) -> Iterator[Collective]:
             continue
         results = _arrays(match["result"])
         if match["start"] and match["kind"] != "all-reduce":
-            # The start of an asynchronous one holds its operands, too, and first; some add words of state at the end.
+            # The results of an asynchronous start are its operands, then its own; some add words of state at the end.
             results = tuple(one for one in results if one.shape)
             results = results[len(results) // 2 :]
         named = re.search(r'op_name="([^"]*)"', match["rest"])

@@ -191,7 +191,9 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"b2": 1.0}, "b2 is 1.0; give a number from 0 to below 1"),
         ({"eps": float("nan")}, "eps is nan"),
         ({"weight_decay": "x"}, "weight_decay is 'x'"),
-        ({"master_dtype": jnp.float16}, "master_dtype is float16"),
+        ({"master_dtype": jnp.float16}, "master_dtype is float16; give float32 or bfloat16"),
+        ({"master_dtype": "fp32"}, "master_dtype is 'fp32'; give float32 or bfloat16"),
+        ({"master_dtype": None}, "master_dtype is None; give float32 or bfloat16"),
         ({"state_bits": 4}, "state_bits is 4; give 32 or 8"),
         ({"seed": 0.5}, "seed is 0.5"),
     ):

@@ -128,6 +128,18 @@ def test_names_of_planes_are_checked() -> None:
         plane_names(directions=("row",))  # type: ignore[arg-type]
 
 
+def test_one_operand_or_direction_needs_no_tuple() -> None:
+    """Text is one name, not a sequence of its letters."""
+    assert plane_names("kernel", "columnwise") == plane_names(("kernel",), ("columnwise",))
+
+
+@pytest.mark.parametrize("names", [(plane_names(),), (jax.checkpoint_policies.dots_saveable,), (None,)])
+def test_a_policy_takes_names_one_by_one(names: tuple[Any, ...]) -> None:
+    """A tuple of names, or a policy, would be a name that no array has: nothing would be saved, and nobody told."""
+    with pytest.raises(ValueError, match=r"not text.*\*plane_names\(\.\.\.\)\), and another policy as base="):
+        save_quantized(*names)
+
+
 @jax.jit
 def octavo_gemm_fprop(*planes: Any) -> Any:
     """Stands for a GEMM of any backend."""

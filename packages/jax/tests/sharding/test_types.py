@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from octavo_jax.sharding.conflicts import check_unnamed
+from octavo_jax.sharding.conflicts import check_has_roles
 from octavo_jax.sharding.explicit import placed as placed_as
 from octavo_jax.traffic import collectives
 
@@ -67,7 +67,7 @@ def test_no_roles(mesh: Any, mesh_of: Any, placed: Any) -> None:
     and a wholly manual caller are not."""
 
     def check(x: Any) -> Any:
-        check_unnamed("grouped_dense", None, x=x)
+        check_has_roles("grouped_dense", None, x=x)
         return x
 
     (x,) = placed(mesh, [jnp.ones(SHAPE)], [P("ep")])

@@ -85,7 +85,7 @@ def advice(measured: Sequence[Any]) -> Iterator[str]:
         )
 
 
-def wasted_rows(sizes: Sequence[int]) -> str:
+def unevenness(sizes: Sequence[int]) -> str:
     """How uneven the groups are: the largest one over the mean."""
     mean = sum(sizes) / len(sizes)
     return f"largest group {max(sizes) / mean:.1f}x the mean, {sizes.count(0)} empty"

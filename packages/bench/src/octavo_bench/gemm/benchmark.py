@@ -11,7 +11,7 @@ import typer
 
 from octavo.recipe_base import Gemm
 from octavo_bench.errors import RunError
-from octavo_bench.gemm.advice import wasted_rows
+from octavo_bench.gemm.advice import unevenness
 from octavo_bench.gemm.row import DIFFERS, IN_BOUND, GemmRow
 from octavo_bench.harness.benchmark import Benchmark
 from octavo_bench.harness.checks import one_of
@@ -121,7 +121,7 @@ class GemmBenchmark(Benchmark[GemmOptions]):
             yield from _peer_line([peer for peer in peers if _stands_beside(peer, rows[0].row)])
             yield from recorded_line(results, rows)
 
-        yield Table(GemmRow, lambda row: f"{row.label}; {wasted_rows(groupings[row.label])}", _COLUMNS, below)
+        yield Table(GemmRow, lambda row: f"{row.label}; {unevenness(groupings[row.label])}", _COLUMNS, below)
 
     def match(self, rows: Sequence[Any]) -> Mapping[str, int]:
         """Of sampled outputs."""

@@ -1,4 +1,4 @@
-"""Benchmark: what one has to give, so that `perform` makes a command, tables and a result file of it."""
+"""Benchmark: what each benchmark defines, of which `perform` makes a command, tables and a result file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Asked = TypeVar("Asked", bound=Options)
 class Benchmark(Protocol[Asked]):
     """One benchmark. Its docstring is the help of its command; importing its module imports no framework.
 
-    name       of its command
-    options    a dataclass whose annotated fields are the command line
-    work       where `rows` are measured, as "module:function": imported when the options have been checked
-    sections   the lists of rows that its result file has
+    name       the name of its command
+    options    a dataclass whose annotated fields are the options of the command
+    work       the function that measures `rows`, as "module:function"; imported after the options have been checked
+    sections   the names of the lists of rows in its result file
     """
 
     name: ClassVar[str]
@@ -30,22 +30,22 @@ class Benchmark(Protocol[Asked]):
     sections: ClassVar[tuple[str, ...]] = ("rows",)
 
     def rows(self, run: Run[Asked]) -> Iterable[Any]:
-        """Measure: rows (`results.Row`) in the order of the tables; what fails goes to `run`."""
+        """Measure, and return rows (`results.Row`) in the order of the tables; failures go to `run`."""
         return rows_of(self.work, run)
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
-        """How the rows are shown."""
+        """The tables that show the rows."""
 
     def match(self, rows: Sequence[Any]) -> Mapping[str, int]:
-        """How many rows were compared with the definition, by outcome."""
+        """How many rows had each outcome when they were compared with the definition."""
         return {}
 
     def closing(self, results: Results) -> Iterable[str]:
-        """Lines after the tables."""
+        """Lines to print after the tables."""
         return ()
 
     def conclude(self, results: Results) -> None:
-        """RunError where the command has failed: here, where a row did or no backend served any."""
+        """Raise RunError where the command has failed: by default where a row failed or no backend served any."""
         if results.failures:
             raise RunError(f"{len(results.failures)} rows failed; the lines with FAILED say which")
         if not any(row.row.backends for row in results.rows):

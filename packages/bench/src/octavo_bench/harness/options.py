@@ -1,4 +1,4 @@
-"""Options of the commands: what their user wrote, and what follows from it, checked.
+"""Options of the commands: what the user wrote, checked, and what follows from it.
 
 A benchmark's options are a dataclass whose annotated fields are its command line. Importing this module imports neither
 numpy nor a framework.
@@ -55,11 +55,11 @@ _MOST_SEED = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every command takes.
+    """The options that every command has.
 
-    command             its name
-    framework_names     of the frameworks that it runs in
-    default_repeats     by device and `--quick`
+    command             the name of the command
+    framework_names     the frameworks in which it runs
+    default_repeats     timed calls of each row where --repeats is not given, by device and `--quick`
     """
 
     command: ClassVar[str]
@@ -112,12 +112,12 @@ class Options:
 
     @property
     def chosen_dtype(self) -> DType:
-        """Of the operands."""
+        """The dtype of the operands."""
         return "bfloat16"
 
     @property
     def rows_per_problem(self) -> int:
-        """About how many rows are measured of one shape and vector of sizes: what estimates of the time go by."""
+        """About how many rows are measured for one shape and vector of sizes; estimates of the time left use it."""
         return 1
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves: rows with what they reached, what failed, and the JSON form that all benchmarks share."""
+"""The results of a run: rows with the goals they reached, failures, and the JSON form that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Row(Protocol):
 
     @property
     def shape(self) -> Shape | None:
-        """Of the layer; None where what is measured has no four sides."""
+        """The shape of the layer; None where what is measured is not a layer."""
 
     def measures(self, rows: Sequence[Any]) -> Mapping[str, float]:
-        """What it reached, by the names that goals and columns use; `rows` are all of the run."""
+        """What the row reached, under the names that goals and columns use; `rows` are all rows of the run."""
 
     def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
         """Plain values for JSON; goals choose rows by these fields."""
@@ -77,10 +77,10 @@ class Facts:
 class Results:
     """A whole run of one benchmark.
 
-    sections   the lists of rows that its file has, empty ones too
-    match      how many rows were compared with the definition, by outcome
-    parts      what its file has beside what all files have
-    recorded   figures of other libraries by shape ("G,K,N,M"); recorded_as says what they are, in which unit
+    sections   the names of the lists of rows in its file, empty ones too
+    match      how many rows had each outcome when they were compared with the definition
+    parts      what its file has that other benchmarks' files do not have
+    recorded   figures of other libraries by shape ("G,K,N,M"); recorded_as is what they are, and their unit
     judged     whether goals were given
     """
 
@@ -97,7 +97,7 @@ class Results:
 
     @property
     def goals(self) -> list[Goal]:
-        """Of all rows."""
+        """The goals of all rows."""
         return [goal for row in self.rows for goal in row.goals]
 
     def of(self, kind: type[R]) -> list[Judged[R]]:
@@ -130,7 +130,7 @@ class Results:
         }
 
     def _recorded(self) -> dict[str, Any]:
-        """Of the shapes that were measured."""
+        """The recorded figures of the shapes that were measured, as a part of the document."""
         label, unit = self.recorded_as
         shapes = [shape for shape in dict.fromkeys(judged.row.shape for judged in self.rows) if shape is not None]
         known = [{"shape": list(shape.key), **self.recorded_at(shape)} for shape in shapes if self.recorded_at(shape)]
@@ -138,23 +138,23 @@ class Results:
 
 
 class LayerRow(Protocol):
-    """What the rows of whole layers have."""
+    """What the rows of all benchmarks of whole layers have."""
 
     @property
     def kind(self) -> str:
-        """Of recipe, or of a peer."""
+        """The kind of recipe, or the name of a peer."""
 
     @property
     def shape(self) -> Shape:
-        """Of the layer or its experts."""
+        """The shape of the layer or its experts."""
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """That serve it; none for a peer."""
+        """The backends that serve it; none for a peer."""
 
     @property
     def times(self) -> Times:
-        """Of forward and backward."""
+        """The times of forward and backward together."""
 
 
 def layer_dict(row: LayerRow, goals: Sequence[Goal], **own: Any) -> dict[str, Any]:

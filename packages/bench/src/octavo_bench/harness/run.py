@@ -1,4 +1,4 @@
-"""A run while it goes on: rows that fail are recorded, and the others go on."""
+"""A run in progress: it records rows that fail and goes on with the others, and estimates the time that is left."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pace:
     said: float | None = None
 
     def after(self, flops: float) -> str:
-        """Counts a row; a line on the rest, "" where there is nothing new to say."""
+        """Count a row, and return a line about the time that is left, or "" where it is too early for another one."""
         self.done, self.done_flops = self.done + 1, self.done_flops + flops
         now = time.perf_counter()
         quiet = now - self.start < _FIRST_WORD if self.said is None else now - self.said < _NEXT_WORD
@@ -51,11 +51,11 @@ _FIRST_WORD, _NEXT_WORD = 2.0, 15.0
 
 @dataclass(slots=True)
 class Run(Generic[Asked]):
-    """What was asked for, and what becomes of it beside rows.
+    """The options of a run, and all that comes of it except its rows.
 
-    say    hears where the run is
-    pace   how far it is
-    parts  of the result file, beside what all files have
+    say     prints a line about the progress
+    parts   what the result file has that other benchmarks' files do not have
+    pace    how much of the run is done
     """
 
     options: Asked
@@ -66,7 +66,7 @@ class Run(Generic[Asked]):
     pace: Pace = field(default_factory=Pace)
 
     def begin(self, rows: int, flops: float) -> None:
-        """Tell how much is to be measured: about `rows` rows, `flops` in all as `attempt` counts them."""
+        """Say how much will be measured: about `rows` rows, and `flops` in all, as `attempt` counts them."""
         self.pace = Pace(rows, flops)
         if rows > 1:
             self.say(f"About {rows} rows to measure; how long that takes is told after the first ones.")

@@ -31,7 +31,7 @@ STACKED = (3, 200, COLS)
 
 
 def check_match(case: Case, dtype: DType, device: str, seed: int) -> str:
-    """`results.EQUAL`, what differs first, or why nothing was compared."""
+    """`EQUAL`, the first difference, or "-" for a case that has no definition to compare with."""
     if case.kind not in ("quantize", "weights"):
         return "-"
     groups, matrix_rows, _ = STACKED

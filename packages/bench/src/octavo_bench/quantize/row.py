@@ -25,7 +25,8 @@ class QuantizeRow:
     ratio           predicted / measured: the share of the copy rate that was reached
     all_cores_us    the same call on every core (CPU)
     host            of one call through the plugin's bound plan; on a GPU the launch, its allocations included
-    peer            the recipe in plain torch under torch.compile; peer_codes_equal: share of row codes equal to ours
+    peer            of the recipe in plain torch under torch.compile; peer_codes_equal: the share of its row codes that
+                    equal ours
     match           "equal", what differs from the definition, or why it was not compared
     notes           why something is missing
     """

@@ -52,7 +52,11 @@ def operands(kind: str, shape: Shape, layers: int, sizes: tuple[int, ...], seed:
 
 
 def step(kind: str, policy: str, backend: Names, *, unroll: bool) -> Callable[[Operands], Any]:
-    """Gradients of x, wi, wo (and the state after the step); `kind` is one of `gemm_cases` or `PEER`."""
+    """A function of `Operands` that returns the gradients of x, wi and wo, and the state after the step.
+
+    kind     the name of a recipe, or `PEER`
+    policy   one of `POLICIES`
+    """
     experts: Callable[..., Array] = _ragged_dot if kind == PEER else _grouped_mlp(kind, backend)
     under = _under(policy, lambda x, parts, sizes: x + experts(x, *parts, sizes))
 

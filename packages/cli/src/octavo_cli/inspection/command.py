@@ -41,7 +41,7 @@ def inspect(
     from octavo_cli.inspection.files import each_tensor, open_source, why_not
     from octavo_cli.inspection.study import recipes_of, study
     from octavo_cli.inspection.tables import print_studies
-    from octavo_cli.output_file import writable, write_text
+    from octavo_registry.cli.files import check_writable, write_whole
     from octavo_registry.cli.output import print_json, print_line
 
     if rows < 0:
@@ -50,7 +50,7 @@ def inspect(
         raise InputError(f"--weight is {weight!r}; it is nk, as torch stores matrices, or kn, as JAX does")
     chosen = recipes_of(recipes)
     if html is not None:
-        writable("--html", html)
+        check_writable("--html", html, "page.html")
     sources = [open_source(path, trust=trust) for path in files]
     studies: list[Study] = []
     for source in sources:
@@ -70,7 +70,7 @@ def inspect(
     if html is not None:
         from octavo_cli.inspection.page import render_page
 
-        write_text(html, render_page(", ".join(path.name for path in files), studies, chosen, named))
+        write_whole(html, render_page(", ".join(path.name for path in files), studies, chosen, named))
     if as_json:
         print_json({
             "schema_version": 1,

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo import QuantizerSpec, Recipe
-from octavo.formats import FORMAT_MAX
+from octavo import Recipe
 from octavo.health import FIELDS, WINDOW, numbers_of
 from octavo_cli.errors import InputError
 from octavo_cli.inspection.files import matrices
+from octavo_cli.own_scales import own_scales
 from octavo_numerics import TensorStats, tensor_stats
 from octavo_registry.cli.recipes import find_recipe
 
 Array = NDArray[Any]
-
-DEFAULT_RECIPES = "fp8-current,fp8-row,fp8-block,mxfp8,nvfp4"
 
 
 def recipes_of(text: str) -> dict[str, Recipe]:
@@ -171,25 +169,13 @@ def verdict(experts: Array, recipe: Recipe) -> Verdict:
     """What the recipe's quantizer of weights does to experts [G, N, K]."""
     spec = recipe.quantizer("w")
     assert spec is not None  # recipes_of has checked it
-    scale = _own_scale(experts, spec)
+    scale = own_scales(experts, spec)
     stats = tensor_stats(experts, spec, scale=scale, seed=0 if spec.stochastic else None)
     return Verdict(_numbers(stats.total(), 0), [_numbers(stats, at) for at in range(len(experts))], stats.exponents())
 
 
 def _numbers(stats: TensorStats, at: int) -> dict[str, float]:
     return numbers_of([float(getattr(stats, field)[at]) for field in FIELDS])
-
-
-def _own_scale(experts: Array, spec: QuantizerSpec) -> NDArray[np.float32] | None:
-    """Delayed scaling takes its scales from history; here the experts' own amax stands for it."""
-    if spec.scaling != "delayed":
-        return None
-    amax = np.array([np.abs(matrix.astype(np.float32)).max() for matrix in experts], dtype=np.float32)
-    usable = np.isfinite(amax) & (amax > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        own = np.float32(FORMAT_MAX[spec.format]) / amax
-    scale: NDArray[np.float32] = np.where(usable & np.isfinite(own), own, 1).astype(np.float32)
-    return scale
 
 
 def worst(studies: Iterable[Study], recipe: str) -> float:

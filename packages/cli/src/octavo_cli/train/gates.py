@@ -28,7 +28,9 @@ from octavo_cli.train.demo import model_factory, versions
 from octavo_cli.train.loop import ModelFactory, train_one
 from octavo_cli.train.models.model import Model
 from octavo_cli.train.planted import FAULTS, planted
-from octavo_cli.train.report.results import Gap, Run, gap_at
+from octavo_cli.train.report.live import RunLines
+from octavo_cli.train.report.results import Gap, gap_at
+from octavo_registry.cli.files import check_writable, write_whole
 
 LIMITS: dict[str, float] = {
     **dict.fromkeys(("fp8-block", "fp8-block-square-columns", "mxfp8", "mxfp8-folded"), 1.0),
@@ -42,17 +44,6 @@ FAULTY_RECIPE = "fp8-block"
 LEAN: Literal["lean"] = "lean"
 
 
-class _Printer:
-    def stepped(self, run: Run) -> None:
-        """Nothing: a step is not worth a line."""
-
-    def evaluated(self, run: Run) -> None:
-        """Nothing: neither is an evaluation."""
-
-    def finished(self, run: Run) -> None:
-        typer.echo(f"{run.recipe:<14} seed {run.seed}  held out {run.final.loss:.4f}  {run.seconds:.0f} s")
-
-
 def measure(
     config: TrainConfig = CONFIG, recipes: Sequence[str] = tuple(LIMITS), faults: Sequence[str] = tuple(FAULTS)
 ) -> dict[str, Any]:
@@ -64,7 +55,7 @@ def measure(
     for seed in config.all_seeds:
         for job in jobs:
             with job.around():
-                runs.append(train_one(config, job.label, job.recipe, seed, corpus, job.make, _Printer()))
+                runs.append(train_one(config, job.label, job.recipe, seed, corpus, job.make, RunLines()))
     gates = [_judged(gap_at(runs, name), LIMITS[name], must_pass=True) for name in recipes]
     caught = [_judged(gap_at(runs, name), LIMITS[FAULTY_RECIPE], must_pass=False) for name in faults]
     return {
@@ -120,10 +111,9 @@ def _judged(gap: Gap, limit: float, *, must_pass: bool) -> dict[str, Any]:
 def main(out: Annotated[Path, typer.Option(help="JSON file to write.")]) -> None:
     """Run the training gates and write their numbers; exit code 1 where one is not as expected."""
     out.parent.mkdir(parents=True, exist_ok=True)
+    check_writable("--out", out, "training-gates.json")
     result = measure()
-    draft = out.with_name(f".{out.name}.part")
-    draft.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
-    draft.replace(out)
+    write_whole(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
     for row in [*result["gates"], *result["planted_faults"]]:
         typer.echo(
             f"{row['recipe']:<14} gap {row['percent']:+.2f} % ± {row['spread_percent']:.2f} over {row['spread_over']}, "

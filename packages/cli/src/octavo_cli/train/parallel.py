@@ -24,7 +24,9 @@ from octavo_cli.train.config import TrainConfig
 from octavo_cli.train.data import read_corpus
 from octavo_cli.train.demo import versions
 from octavo_cli.train.loop import train_one
+from octavo_cli.train.report.live import RunLines
 from octavo_cli.train.report.results import Run
+from octavo_registry.cli.files import check_writable, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +53,6 @@ class Pairs:
         return abs(self.gap_percent) <= self.spread_percent
 
 
-class _Printer:
-    def stepped(self, run: Run) -> None:
-        """Nothing: a step is not worth a line."""
-
-    def evaluated(self, run: Run) -> None:
-        """Nothing: neither is an evaluation."""
-
-    def finished(self, run: Run) -> None:
-        typer.echo(f"{run.recipe:<12} seed {run.seed}  held out {run.final.loss:.4f}  {run.seconds:.1f} s")
-
-
 def compare(config: TrainConfig, name: str, device: str, devices: int, payload: Recipe | None) -> dict[str, Any]:
     """Train every seed on one device and on `devices`; plain values for JSON, `within` the verdict."""
     import jax
@@ -79,7 +70,7 @@ def compare(config: TrainConfig, name: str, device: str, devices: int, payload: 
             return JaxModel(config, recipe, vocabulary, seed, device, spread)
 
         label = f"{count} device{'s' if count > 1 else ''}"
-        runs[count] = [train_one(config, label, recipe, seed, corpus, make, _Printer()) for seed in config.all_seeds]
+        runs[count] = [train_one(config, label, recipe, seed, corpus, make, RunLines()) for seed in config.all_seeds]
     pairs = Pairs(*(tuple(run.final.loss for run in group) for group in runs.values()))
     return {
         "schema_version": 1,
@@ -111,6 +102,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller model: does everything work?")] = False,
 ) -> None:
     """Train on one device and on several and write both losses; exit code 1 where they differ by more than seeds do."""
+    check_writable("--out", out, "parallel.json")
     import jax
 
     from octavo_cli.train.config import QUICK
@@ -126,7 +118,7 @@ def main(
             "sequences are cut evenly among two or more of them"
         )
     result = compare(config, recipe, device, devices, None if payload is None else preset(payload))
-    out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    write_whole(out, json.dumps(result, indent=1, allow_nan=False) + "\n")
     verdict = "within" if result["within"] else "NOT WITHIN"
     typer.echo(
         f"{recipe} on {devices} devices: gap {result['gap_percent']:+.3f} %, {verdict} the spread over {seeds} seeds, "

@@ -1,1 +1,1 @@
-"""What a card declares, as a test asks for it: the variants it is tried on, the capability it needs, the targets."""
+"""What a card declares, and what tests ask of it: the capability a test needs, the variants it is tried on, targets."""

@@ -10,48 +10,14 @@ import numpy as np
 import pytest
 
 import octavo_numerics
-from octavo_conformance.cards.variants import RAGGED, FusedVariant
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor, bits
 from octavo_conformance.oracles.functions import Exact, U
 from octavo_conformance.oracles.quantizing import arguments_for
 from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import Array, Rng, draw, draw_sizes, offsets
-from octavo_registry.contract.cards import ALL_ACTIVATIONS, ALL_NORMS
 
 ROWS, FEATURES, GROUPS = 400, 144, 6
 """Shape of these tests: what is quantized has FEATURES columns, one block of 128 and a tail; gated gradients twice."""
-
-_ALL = ("delayed.e4m3", "current.e4m3", "row.e4m3.pow2", "block.e4m3.pow2", "mxfp8.e4m3", "nvfp4.stochastic.hadamard")
-
-
-def of_activations(full: bool) -> list[FusedVariant]:
-    """Every activation in front of MXFP8 in bf16, SwiGLU in front of three others in fp32; in the full selection every
-    activation in front of one quantizer a scaling, in every dtype."""
-    quick = ("delayed.e4m3", "block.e4m3.pow2", "nvfp4.stochastic.hadamard")
-    return _crossed(sorted(ALL_ACTIVATIONS), "swiglu", quick, full)
-
-
-def of_gradients(full: bool) -> list[FusedVariant]:
-    """Likewise, in front of one other."""
-    return _crossed(sorted(ALL_ACTIVATIONS), "swiglu", ("delayed.e5m2",), full)
-
-
-def of_norms(full: bool) -> list[FusedVariant]:
-    """Both norms in front of MXFP8, RMSNorm in front of one other; in the full selection likewise."""
-    return _crossed(sorted(ALL_NORMS), "rms", ("row.e4m3.pow2",), full)
-
-
-def one_gradient(full: bool) -> list[FusedVariant]:
-    """One activation in front of one quantizer."""
-    return of_gradients(False)[:1]
-
-
-def _crossed(functions: list[Any], usual: str, quick: tuple[str, ...], full: bool) -> list[FusedVariant]:
-    dtypes: tuple[Any, ...] = ("float32", "bfloat16", "float16")
-    if full:
-        return [FusedVariant(n, RAGGED[n], d, function=f) for d in dtypes for n in _ALL for f in functions]
-    each = [FusedVariant("mxfp8.e4m3", RAGGED["mxfp8.e4m3"], "bfloat16", function=f) for f in functions]
-    return [*each, *(FusedVariant(name, RAGGED[name], "float32", function=usual) for name in quick)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,5 +85,8 @@ def _gap(where: str, entry: object) -> Gap:
         raise GapsError(f"{where}: capability is {capability!r}; its keys are {sorted(CAPABILITY_KEYS)}")
     if not capability and "test" not in entry:
         raise GapsError(f"{where}: names neither a test nor a capability; give one")
+    for key in ("test", "backend"):
+        if not isinstance(entry.get(key, ""), str):
+            raise GapsError(f"{where}: {key} is {entry[key]!r}; write text in quotes")
     pairs = tuple((str(key), str(value)) for key, value in capability.items())
     return Gap(kind, reason, entry.get("test"), pairs, entry.get("backend"))

@@ -22,9 +22,13 @@ Outcome = Literal["passed", "failed", "skipped", "gap", "undeclared"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped", "gap", "undeclared")
 
 SCHEMA_VERSION = 1
+COVERAGE = "coverage"
+"""The part of rows that stand for what a card declares and of which no test ran."""
+
 _METRIC = "octavo_metric:"
 _UNDECLARED = "octavo_undeclared"
 _MEASURED = "measured."
+_NEVER_RAN = " is declared, and no test of it ran: "
 _OURS = ("octavo-core", "octavo-numerics", "octavo-registry", "octavo-conformance")
 
 
@@ -60,6 +64,23 @@ class Row:
             expected = getattr(report, "wasxfail", None)
             self.outcome = "skipped" if expected is None else "gap"
             self.reason = _skip_reason(report) if expected is None else str(expected).removeprefix("reason: ")
+
+
+def never_ran_row(target: Target, what: str, capability: dict[str, str], reason: str) -> Row:
+    """The failed row of a capability that is declared and of which no test ran.
+
+    what     the capability in words; `which_never_ran` reads it back
+    reason   why no test of it ran
+    """
+    facts = {"framework": target.bridge.name, "device": target.device.kind}
+    identity = f"{COVERAGE}::{target.id}: {what}"
+    return Row(identity, COVERAGE, target.name, facts | capability, "failed", f"{what}{_NEVER_RAN}{reason}")
+
+
+def which_never_ran(row: Row) -> tuple[str, str]:
+    """The capability in words, and the reason, of a `never_ran_row`."""
+    what, _, reason = row.reason.partition(_NEVER_RAN)
+    return what, reason
 
 
 def undeclared(properties: list[tuple[str, object]], what: str) -> None:

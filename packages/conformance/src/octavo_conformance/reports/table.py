@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from octavo_conformance.reports.report import OUTCOMES, Report, Row
+from octavo_conformance.reports.report import COVERAGE, OUTCOMES, Report, Row, which_never_ran
 from octavo_registry.cli.output import table_text
 
 _COLUMNS = tuple(outcome for outcome in OUTCOMES if outcome != "undeclared")
 _NARROWEST = 40
 _MICROSECONDS = "_us"
-COVERAGE = "coverage"
 
 
 def render(report: Report, width: int = 100) -> str:
@@ -59,7 +58,7 @@ def never_ran(report: Report) -> Iterator[str]:
     yield f"{len(rows)} declared capabilities never ran, so the run fails:"
     by_reason: dict[str, list[str]] = {}
     for row in rows:
-        what, _, reason = row.reason.partition(" is declared, and no test of it ran: ")
+        what, reason = which_never_ran(row)
         by_reason.setdefault(reason, []).append(what)
     for reason, capabilities in by_reason.items():
         yield f"  {', '.join(capabilities)}: {reason}"

@@ -1,1 +1,1 @@
-"""Planes of quantized operands as arrays of a custom call."""
+"""Planes of quantized operands, and the other arrays and numbers of a custom call."""

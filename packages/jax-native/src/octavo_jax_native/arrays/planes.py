@@ -1,4 +1,4 @@
-"""Planes of a quantized operand: which arrays a call makes, their shapes and dtypes, and the GroupedTensor of them."""
+"""The planes of a quantized operand: the arrays that a call makes of them, and the GroupedTensor that holds these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Plane = tuple[Array | None, Array | None, Array | None]
 _NO_PLANE: _Plane = (None, None, None)
 
 PREFIX: dict[Direction, str] = {"rowwise": "row", "columnwise": "col"}
-"""Of the names of a plane's results."""
+"""What the names of a plane's results begin with."""
 
 NATIVE: dict[Direction, str] = {"rowwise": layouts.NATIVE_ROWS, "columnwise": layouts.NATIVE_COLUMNS}
 """The layout of each direction that the Hopper kernels read."""
@@ -40,14 +40,14 @@ class Extent:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], groups: int) -> Extent:
-        """Of an array [M, C] or [G, N, C]."""
+        """The extent of an array [M, C] or [G, N, C]."""
         if len(shape) == 2:
             return cls(shape[0], shape[1], groups)
         return cls(shape[0] * shape[1], shape[2], groups, shape[1])
 
 
-def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """A result that a call is to make."""
+def result_array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array that a call makes."""
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
@@ -59,7 +59,7 @@ def layout_number(layout: str) -> int:
 def plane_results(
     spec: QuantizerSpec, direction: Direction, layout: str, extent: Extent
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of one plane by the names of a call's results."""
+    """The arrays of one plane, under the names of a call's results."""
     prefix = PREFIX[direction]
     how: dict[str, Any] = {
         "format": spec.format,
@@ -74,11 +74,11 @@ def plane_results(
         "hadamard": spec.hadamard,
     }
     arrays = {
-        f"{prefix}_codes": array(layouts.codes_shape(**how), _CODES[spec.format]),
-        f"{prefix}_scales": array(layouts.scales_shape(**how), _SCALES[spec.scale_format]),
+        f"{prefix}_codes": result_array(layouts.codes_shape(**how), _CODES[spec.format]),
+        f"{prefix}_scales": result_array(layouts.scales_shape(**how), _SCALES[spec.scale_format]),
     }
     if spec.scaling == "nvfp4":
-        arrays[f"{prefix}_global"] = array((extent.groups,), jnp.float32)
+        arrays[f"{prefix}_global"] = result_array((extent.groups,), jnp.float32)
     return arrays
 
 

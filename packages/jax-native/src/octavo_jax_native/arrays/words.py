@@ -1,4 +1,4 @@
-"""int64 for the kernels, in a framework that has none unless it is turned on."""
+"""int64 for the kernels, as pairs of 32-bit words, because JAX has no int64 unless it is turned on."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def as_int64(numbers: Array) -> Array:
 
 
 def as_int32(words: Array) -> Array:
-    """int32 [M] of such words, whose numbers it holds."""
+    """The integers, int32 [M], of words that `as_int64` or a kernel has made, where they fit."""
     return words[::2]

@@ -1,4 +1,4 @@
-"""One custom call: from traced arrays to traced arrays, with everything else as static attributes."""
+"""Custom calls: functions of traced arrays, to which everything else is a static attribute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import Array
 
 import octavo_native
 from octavo_jax.plugin_api import varying_alike, varying_axes, varying_over
-from octavo_jax_native.arrays.planes import array
+from octavo_jax_native.arrays.planes import result_array
 from octavo_jax_native.ffi import targets
 
 Results = Mapping[str, jax.ShapeDtypeStruct]
@@ -30,7 +30,7 @@ def call(
     attributes: Mapping[str, Any],
     aliases: Mapping[int, int] | None = None,
 ) -> list[Array]:
-    """One custom call; `aliases` says by number which operand's memory a result takes over."""
+    """Run a custom call. `aliases`: from the number of an operand to that of the result that takes over its memory."""
     function = jax.ffi.ffi_call(
         target, list(results.values()), vmap_method="sequential", input_output_aliases=dict(aliases or {})
     )
@@ -50,8 +50,8 @@ def workspace_result(needed: int) -> dict[str, jax.ShapeDtypeStruct]:
     # XLA aligns buffers to less than the kernels ask of a workspace.
     size = needed + _WORKSPACE_ALIGNMENT
     if size <= _LONGEST_WORKSPACE:
-        return {"workspace": array((size,), jnp.uint8)}
-    return {"workspace": array((-(-size // _WORKSPACE_COLUMNS), _WORKSPACE_COLUMNS), jnp.uint8)}
+        return {"workspace": result_array((size,), jnp.uint8)}
+    return {"workspace": result_array((-(-size // _WORKSPACE_COLUMNS), _WORKSPACE_COLUMNS), jnp.uint8)}
 
 
 def group_plan(group_sizes: Array, rows: int) -> Array:
@@ -65,5 +65,5 @@ def group_plan(group_sizes: Array, rows: int) -> Array:
             group_sizes = jnp.minimum(group_sizes, rows + 1)
         group_sizes = group_sizes.astype(jnp.int32)
     words = octavo_native.plan_words(rows, group_sizes.shape[0])
-    result = {"plan": array((2 * words,), jnp.int32)}
+    result = {"plan": result_array((2 * words,), jnp.int32)}
     return call(targets.PLAN, result, {"sizes": group_sizes}, {"rows": rows})[0]

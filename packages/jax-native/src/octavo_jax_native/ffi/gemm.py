@@ -13,7 +13,7 @@ import octavo_native
 from octavo import QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo.recipe_base import Gemm
-from octavo_jax_native.arrays.planes import array
+from octavo_jax_native.arrays.planes import result_array
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.custom_call import CPU_THREADS, call, workspace_result
 from octavo_native import support
@@ -31,9 +31,11 @@ def sums_fast(recipe: Recipe, gemm: Gemm) -> bool:
 
 
 class Gathered(NamedTuple):
-    """Which operand is tokens, of which the rows are gathered, their number, and the choices of each.
+    """An operand of a GEMM that gathers its rows from tokens.
 
-    side   "left" or "right"
+    side      "left" or "right"
+    tokens    how many there are
+    choices   of each token; every choice is a row
     """
 
     side: Side
@@ -43,7 +45,7 @@ class Gathered(NamedTuple):
 
 @dataclass(frozen=True)
 class GemmCall:
-    """One GEMM of the kernels but for its arrays.
+    """What is static of one call of a GEMM: everything but its arrays.
 
     rows, n, k    M, and N and K of the weight [G, N, K] that the kernels see, whichever GEMM it is
     left, right   how the operands were quantized; None: they are arrays of `dtype`
@@ -75,11 +77,11 @@ class GemmCall:
 
     @property
     def bias_shape(self) -> tuple[int, int]:
-        """One per group and column of the result."""
+        """The shape of the bias: one value for each group and column of the result."""
         return self.groups, self.out_shape[1]
 
     def kernel(self) -> octavo_native.Gemm:
-        """The same as the kernels' own object, for workspaces and tiles."""
+        """The kernels' own object for this GEMM, which knows workspaces and tiles."""
         quantized = {}
         if self.left is not None and self.right is not None:
             quantized = names_of(self.gemm, self.left, self.right)
@@ -94,7 +96,7 @@ class GemmCall:
 
     def run(self, operands: Mapping[str, Array]) -> Array:
         """The product; operands by name as in native/lib/bindings/ffi/gemm.cpp."""
-        results: dict[str, jax.ShapeDtypeStruct] = {"out": array(self.out_shape, self.out_dtype)}
+        results: dict[str, jax.ShapeDtypeStruct] = {"out": result_array(self.out_shape, self.out_dtype)}
         results |= workspace_result(self._workspace_bytes())
         left, right, of = self.left, self.right, self.gathered
         names = {} if left is None or right is None else names_of(self.gemm, left, right)

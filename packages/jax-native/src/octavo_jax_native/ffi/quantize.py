@@ -13,15 +13,15 @@ from jax import Array
 import octavo_native
 from octavo import QuantizerSpec
 from octavo.quantizer import Operand
-from octavo_jax_native.arrays.planes import Extent, array, layout_number
+from octavo_jax_native.arrays.planes import Extent, layout_number, result_array
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.custom_call import CPU_THREADS, Results, call, workspace_result
 
 
 def _zeros(results: Results) -> dict[str, Array]:
-    """Zeros as which float results start while JAX looks for NaN or infinities in them; else none.
+    """Operands of zeros that float results start from while JAX looks for NaN or infinities; none at other times.
 
-    Rows past the sum are not written, and whatever that memory held before is no finding.
+    The kernels do not write rows past the sum, and what that memory held before must not be taken for a result.
     """
     looking = jax.config.jax_debug_nans or jax.config.jax_debug_infs  # type: ignore[attr-defined]
     floats = {name: one for name, one in results.items() if looking and jnp.issubdtype(one.dtype, jnp.floating)}
@@ -38,7 +38,7 @@ class Prologue:
     epsilon: float = 0.0
 
     def numbers(self) -> dict[str, int]:
-        """As attributes of the kernels."""
+        """The attributes by which the kernels know it."""
         return {
             "prologue": octavo_native.PROLOGUES[self.kind],
             "activation": octavo_native.ACTIVATIONS[self.activation],
@@ -51,7 +51,7 @@ NO_PROLOGUE = Prologue()
 
 @dataclass(frozen=True)
 class QuantizeCall:
-    """One quantize call but for its arrays; hashable, so that jaxprs compare by it.
+    """What is static of one call of a quantizer: everything but its arrays. Hashable, so that jaxprs compare by it.
 
     operands   names of the operands in their order, as in native/lib/bindings/ffi/quantize.cpp; x among them
     dtype      of x
@@ -74,7 +74,7 @@ class QuantizeCall:
 
     def run(self, *operands: Array) -> list[Array]:
         """The results, in order."""
-        results = {name: array(shape, dtype) for name, shape, dtype in self.results}
+        results = {name: result_array(shape, dtype) for name, shape, dtype in self.results}
         results |= workspace_result(self._workspace_bytes())
         spec = self.spec
         arrays = dict(zip(self.operands, operands, strict=True)) | _zeros(results)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 import octavo_native
-from octavo_jax_native.arrays.planes import array
+from octavo_jax_native.arrays.planes import result_array
 from octavo_jax_native.arrays.words import as_int32
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.custom_call import CPU_THREADS, Results, call, workspace_result
@@ -39,9 +39,9 @@ def choose(operands: Mapping[str, Array], rule: RouterRule) -> tuple[Array, Arra
     """Choices int32 [T, k], weights [T, k] and counts int32 [E] of logits [T, E], of a bias and words of a replay."""
     tokens, experts = operands["logits"].shape
     results = {
-        "choices": array((2 * tokens * rule.k,), jnp.int32),
-        "weights": array((tokens, rule.k), jnp.float32),
-        "counts": array((2 * experts,), jnp.int32),
+        "choices": result_array((2 * tokens * rule.k,), jnp.int32),
+        "weights": result_array((tokens, rule.k), jnp.float32),
+        "counts": result_array((2 * experts,), jnp.int32),
     }
     choices, weights, counts = _called(targets.CHOOSE, results, operands, _of_rule(rule))
     return as_int32(choices).reshape(tokens, rule.k), weights, as_int32(counts)
@@ -50,17 +50,17 @@ def choose(operands: Mapping[str, Array], rule: RouterRule) -> tuple[Array, Arra
 def choose_gradient(operands: Mapping[str, Array], rule: RouterRule) -> Array:
     """dlogits of logits, words of choices and dweights."""
     logits = operands["logits"]
-    results = {"dlogits": array(logits.shape, logits.dtype)}
+    results = {"dlogits": result_array(logits.shape, logits.dtype)}
     return _called(targets.CHOOSE_GRADIENT, results, operands, _of_rule(rule))[0]
 
 
 def route(words: Array, choices: int, groups: int) -> list[Array]:
     """Sizes int32 [G], order and position int32 [N], and routed bool [N], of words of N choices."""
     results = {
-        "group_sizes": array((2 * groups,), jnp.int32),
-        "order": array((2 * choices,), jnp.int32),
-        "position": array((2 * choices,), jnp.int32),
-        "routed": array((choices,), jnp.bool_),
+        "group_sizes": result_array((2 * groups,), jnp.int32),
+        "order": result_array((2 * choices,), jnp.int32),
+        "position": result_array((2 * choices,), jnp.int32),
+        "routed": result_array((choices,), jnp.bool_),
     }
     needed = octavo_native.route_workspace(choices, groups) if octavo_native.HAS_CUDA else 0
     results |= workspace_result(needed)
@@ -70,5 +70,5 @@ def route(words: Array, choices: int, groups: int) -> list[Array]:
 
 def moved(target: str, operands: Mapping[str, Array], each: int, shape: tuple[int, ...], dtype: Any) -> Array:
     """The one result of a call that moves or multiplies rows of tokens with `each` choices."""
-    results = {"out": array(shape, dtype)}
+    results = {"out": result_array(shape, dtype)}
     return _called(target, results, operands, {"each": each, "threads": CPU_THREADS})[0]

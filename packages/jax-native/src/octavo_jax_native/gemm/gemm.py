@@ -16,8 +16,8 @@ from octavo_jax_native.ffi.gemm import GemmCall
 from octavo_jax_native.gemm.operands import (
     Arrays,
     GemmOperand,
+    GemmSettings,
     Rows,
-    Wanted,
     call_of,
     checked_bias,
     checked_out,
@@ -36,7 +36,7 @@ _FUNCTIONS: dict[Gemm, str] = {"fprop": "octavo_gemm_fprop", "dgrad": "octavo_ge
 
 def bind_fprop(request: GemmRequest, ctas: int = 0) -> Fprop[Array, GemmOperand]:
     """The function of an "fprop" request, within a limit where ctas is not 0."""
-    product = _product(Wanted.of(request, ctas))
+    product = _product(GemmSettings.of(request, ctas))
 
     def fprop(
         x: Rows,
@@ -55,7 +55,7 @@ def bind_fprop(request: GemmRequest, ctas: int = 0) -> Fprop[Array, GemmOperand]
 
 def bind_dgrad(request: GemmRequest, ctas: int = 0) -> Dgrad[Array, GemmOperand]:
     """The function of a "dgrad" request, likewise."""
-    product = _product(Wanted.of(request, ctas))
+    product = _product(GemmSettings.of(request, ctas))
 
     def dgrad(dy: Rows, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
         check_out(out)
@@ -66,7 +66,7 @@ def bind_dgrad(request: GemmRequest, ctas: int = 0) -> Dgrad[Array, GemmOperand]
 
 def bind_wgrad(request: GemmRequest, ctas: int = 0) -> Wgrad[Array, GemmOperand]:
     """The function of a "wgrad" request, likewise."""
-    how = Wanted.of(request, ctas)
+    how = GemmSettings.of(request, ctas)
     product = _product(how)
 
     def wgrad(x: Rows, dy: Rows, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False) -> Array:
@@ -81,7 +81,7 @@ def bind_wgrad(request: GemmRequest, ctas: int = 0) -> Wgrad[Array, GemmOperand]
     return wgrad
 
 
-def _product(how: Wanted) -> Callable[[Rows, Rows, Array, Arrays], Array]:
+def _product(how: GemmSettings) -> Callable[[Rows, Rows, Array, Arrays], Array]:
     """The function of the left and the right operand, checked, with the traced part jitted."""
     form = how.form
 

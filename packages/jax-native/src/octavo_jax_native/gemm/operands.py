@@ -1,4 +1,4 @@
-"""Operands of a GEMM at the Python edge: what is refused, and the static call that follows from the rest."""
+"""The operands of a GEMM, checked, and the static part of the call that follows from them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SHAPES: dict[Operand, str] = {"x": "[M, K]", "dy": "[M, N]"}
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a request fixes of its GEMM, and its limit.
+class GemmSettings:
+    """What is known of a GEMM when it is bound, before there are operands.
 
-    ctas  most multiprocessors that it takes; 0: all of the device
+    ctas   how many multiprocessors it may use; 0: all of the device
     """
 
     gemm: Gemm
@@ -40,8 +40,8 @@ class Wanted:
     ctas: int = 0
 
     @classmethod
-    def of(cls, request: GemmRequest, ctas: int = 0) -> Wanted:
-        """Of a request of one of the three GEMMs."""
+    def of(cls, request: GemmRequest, ctas: int = 0) -> GemmSettings:
+        """The settings that a request for one of the three GEMMs asks for."""
         return cls(request.op, request.recipe, request.out_dtype, request.device == "cuda", request.weight, ctas)
 
     @property
@@ -54,7 +54,7 @@ class Wanted:
         return WEIGHT_SHAPES[self.weight] if operand == "w" else _SHAPES[operand]
 
 
-def planes_of(how: Wanted, name: Operand, direction: Direction, operand: Any) -> Arrays:
+def planes_of(how: GemmSettings, name: Operand, direction: Direction, operand: Any) -> Arrays:
     """The arrays of an operand's plane: codes, scales and second level, or the operand itself as "codes"."""
     recipe, quantized = how.recipe, how.recipe.quantizes(how.gemm)
     if not isinstance(operand, GroupedTensor):
@@ -77,7 +77,7 @@ def planes_of(how: Wanted, name: Operand, direction: Direction, operand: Any) ->
 
 
 def tokens_of(operand: Rows) -> GemmOperand:
-    """The operand as it stands: of TokenRows the tokens, or their codes."""
+    """The operand without its gathering: the tokens of TokenRows, or their codes, and anything else as it is."""
     return operand.tokens if isinstance(operand, TokenRows) else operand
 
 
@@ -87,9 +87,9 @@ def order_of(left: Rows, right: Rows) -> Array | None:
 
 
 def call_of(
-    how: Wanted, given_left: Rows, given_right: Rows, groups: int, gathered: Gathered | None = None
+    how: GemmSettings, given_left: Rows, given_right: Rows, groups: int, gathered: Gathered | None = None
 ) -> GemmCall:
-    """The static part of the call; ValueError where shapes, dtypes or transforms of the two do not go together."""
+    """The static part of the call; ValueError where shapes, dtypes or transforms of the operands do not fit."""
     names = how.form.operands
     shapes = {name: _shape(operand) for name, operand in zip(names, (given_left, given_right), strict=True)}
     left, right = tokens_of(given_left), tokens_of(given_right)
@@ -123,8 +123,8 @@ def call_of(
     )
 
 
-def gathered_of(how: Wanted, left: Rows, right: Rows) -> Gathered | None:
-    """Which operand is tokens; ValueError for tokens of which no rows can be gathered."""
+def gathered_of(how: GemmSettings, left: Rows, right: Rows) -> Gathered | None:
+    """The operand whose rows are gathered, None where there is none; ValueError where that cannot be."""
     sides: dict[Side, Rows] = {"left": left, "right": right}
     given = {side: operand for side, operand in sides.items() if isinstance(operand, TokenRows)}
     if not given:
@@ -144,7 +144,7 @@ def gathered_of(how: Wanted, left: Rows, right: Rows) -> Gathered | None:
 
 
 def _shape(operand: Rows) -> tuple[int, ...]:
-    """Of rows and weights; tokens have as many rows as there are choices in order."""
+    """The shape of an operand; TokenRows have as many rows as there are choices in `order`."""
     if isinstance(operand, TokenRows):
         return operand.order.shape[0], _own_shape(operand.tokens)[-1]
     return _own_shape(operand)
@@ -154,7 +154,7 @@ def _own_shape(operand: GemmOperand) -> tuple[int, ...]:
     return operand.spec.shape if isinstance(operand, GroupedTensor) else tuple(operand.shape)
 
 
-def _common_dtype(how: Wanted, dtypes: dict[Operand, Any]) -> DType:
+def _common_dtype(how: GemmSettings, dtypes: dict[Operand, Any]) -> DType:
     """The dtype in which unquantized operands are multiplied: fp32, in which both are exact, where they differ."""
     first, second = dtypes.values()
     if first == second:
@@ -165,7 +165,7 @@ def _common_dtype(how: Wanted, dtypes: dict[Operand, Any]) -> DType:
     return "float32"
 
 
-def _sides(how: Wanted, shapes: dict[Operand, tuple[int, ...]], groups: set[int]) -> tuple[int, int, int]:
+def _sides(how: GemmSettings, shapes: dict[Operand, tuple[int, ...]], groups: set[int]) -> tuple[int, int, int]:
     """(M, N, K) of the operands' shapes; ValueError where they, or the numbers of groups, are of no one product."""
     sizes: dict[str, set[int]] = {"M": set(), "N": set(), "K": set(), "G": set(groups)}
     fits = True

@@ -11,7 +11,7 @@ from octavo.formats import DType
 from octavo.quantizer import Direction
 from octavo_jax.plugin_api import GroupedTensor, check_sizes
 from octavo_jax_native.arrays.checked_plane import checked_plane, layout_of
-from octavo_jax_native.arrays.planes import array
+from octavo_jax_native.arrays.planes import result_array
 from octavo_jax_native.ffi.convert import PlaneCall
 from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_registry.contract import Dequantize
@@ -27,7 +27,7 @@ def bind_dequantize(out_dtype: DType) -> Dequantize[GroupedTensor, Array]:
         operands = dict(planes)
         if group_sizes is not None:
             operands["plan"] = group_plan(group_sizes, spec.shape[0])
-        out = array(spec.payload_shape(direction), dtype)
+        out = result_array(spec.payload_shape(direction), dtype)
         return PlaneCall(spec, direction).dequantize(operands, out, layout_of(spec, direction))
 
     compiled = jax.jit(octavo_dequantize, static_argnames=("spec", "direction"))

@@ -31,7 +31,7 @@ from octavo_jax.plugin_api import (
     one_group,
 )
 from octavo_jax_native.arrays import options
-from octavo_jax_native.arrays.planes import array, tensor_of
+from octavo_jax_native.arrays.planes import result_array, tensor_of
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.quantize import Prologue
 from octavo_jax_native.quantizers.kernel import QuantizeKernel, values_of
@@ -229,7 +229,7 @@ def _extra_results(
         "mean": ((rows,), jnp.float32),
         "rstd": ((rows,), jnp.float32),
     }
-    return {name: array(*every[name]) for name in names}
+    return {name: result_array(*every[name]) for name in names}
 
 
 @lru_cache(maxsize=512)

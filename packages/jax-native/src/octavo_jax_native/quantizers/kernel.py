@@ -1,4 +1,4 @@
-"""What one bound quantizer asks of the kernels: a quantizer, the layouts of its planes, what is computed before it."""
+"""A bound quantizer as calls of the kernels: the quantizer, the layouts of its planes, and what is computed before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from octavo_jax_native.ffi.quantize import NO_PROLOGUE, Prologue, QuantizeCall
 from octavo_jax_native.quantizers.primitive import quantize_call
 
 _UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
-"""Of a call without planes, which needs neither a scale nor random bits."""
+"""The quantizer of a call without planes: any that needs neither a scale nor random bits."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def values_of(
     prologue: Prologue,
     results: dict[str, jax.ShapeDtypeStruct],
 ) -> dict[str, Array]:
-    """What a prologue makes of x and whatever else it reads, by name, in a call without planes."""
+    """The results of a prologue alone, by name, in a call without planes."""
     x = operands["x"]
     extent = Extent.of(x.shape, group_sizes.shape[0])
     operands = {**operands, "plan": group_plan(group_sizes, extent.rows)}

@@ -13,7 +13,7 @@ from octavo import QuantizerSpec
 from octavo.quantizer import Operand
 from octavo_jax.plugin_api import GroupedTensor, check_out, checked_groups
 from octavo_jax_native.arrays import options
-from octavo_jax_native.arrays.planes import array, tensor_of
+from octavo_jax_native.arrays.planes import result_array, tensor_of
 from octavo_jax_native.arrays.words import as_int64
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.quantizers.kernel import QuantizeKernel
@@ -31,14 +31,14 @@ class Rounding(TypedDict, total=False):
 
 
 class RowsOfTokens(NamedTuple):
-    """The choice of each row [M], and how many a token has."""
+    """Rows that a router's choices make of tokens: the choice of each row [M], and how many choices a token has."""
 
     order: Array
     each: int
 
 
 class Quantizer:
-    """What quantizes by `spec` into these (rowwise, columnwise) layouts."""
+    """The quantizer by `spec` into these (rowwise, columnwise) layouts."""
 
     def __init__(self, spec: QuantizerSpec, layouts: tuple[str, str]) -> None:
         self._spec, self._kernel = spec, QuantizeKernel(spec, layouts)
@@ -52,7 +52,7 @@ class Quantizer:
                 # Stacked matrices without rows: to the kernels a third axis of 0 would mean ragged rows.
                 raise ValueError(f"x has shape {list(x.shape)}; stacked matrices have one or more of one or more rows")
             groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
-            more = {name: array((groups,), jnp.float32) for name in extras}
+            more = {name: result_array((groups,), jnp.float32) for name in extras}
             if each:
                 operands = {**operands, "order": as_int64(operands["order"])}
             return self._kernel.results(operands, group_sizes, operand, x.shape[-1], more, each)
@@ -71,7 +71,7 @@ class Quantizer:
         scale: Array | None = None,
         out: None = None,
     ) -> GroupedTensor:
-        """x in the planes of the spec."""
+        """The codes and scales of x, in the planes that the spec names."""
         check_out(out)
         how: Rounding = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
         return self._quantized(x, group_sizes, how, ())[0]
@@ -86,7 +86,7 @@ class Quantizer:
         group_offset: int | Array = 0,
         scale: Array | None = None,
     ) -> tuple[GroupedTensor, Array]:
-        """The same in one launch with x's amax by group, fp32 [G]."""
+        """The same, and the amax of each group of x, fp32 [G], in one launch."""
         how: Rounding = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
         tensor, results = self._quantized(x, group_sizes, how, ("amax",))
         return tensor, results["amax"]
@@ -102,7 +102,7 @@ class Quantizer:
         amax: bool = False,
         **rounding: Unpack[Rounding],
     ) -> tuple[GroupedTensor, Array | None]:
-        """The rows that a router's choices make of tokens x, quantized where the tokens stand."""
+        """The codes of the rows that a router's choices make of tokens x, which are not gathered first."""
         rows = RowsOfTokens(order, position.shape[1])
         tensor, results = self._quantized(x, group_sizes, rounding, ("amax",) if amax else (), rows)
         return tensor, results["amax"] if amax else None

@@ -1,4 +1,4 @@
-"""What the adapters share: how a call of another library's ragged_dot becomes one of ours."""
+"""What the adapters share: Octavo's ragged_dot, with a recipe, in the place of another library's."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.linear.ragged import ragged_dot
 
 Seed = int | Array | Callable[[], int | Array] | None
-"""Of stochastic rounding; a function is called once for each product that is traced, to give each its own."""
+"""A seed of stochastic rounding, or a function that is called for one each time a product is traced."""
 
 
 @dataclass(frozen=True)
 class RaggedDot:
-    """`ragged_dot` with everything but its operands.
+    """A function like `jax.lax.ragged_dot` that computes by a recipe.
 
     recipe            a Recipe, or the name of one; None: high precision
-    seed              see `Seed`
+    seed              of stochastic rounding, see `Seed`
     checkpoint_name   of the quantized operands
-    backend           a name or a closed list of names
+    backend           the name of a backend, or a closed list of names
     """
 
     recipe: RecipeLike
@@ -33,7 +33,7 @@ class RaggedDot:
     backend: BackendNames = None
 
     def __call__(self, lhs: Any, rhs: Any, group_sizes: Any, *rest: Any, **more: Any) -> Array:
-        """The product; arguments of `jax.lax.ragged_dot`."""
+        """The product; it takes the arguments of `jax.lax.ragged_dot`."""
         return ragged_dot(
             lhs,
             rhs,

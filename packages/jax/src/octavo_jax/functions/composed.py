@@ -51,7 +51,7 @@ def _sizes(group_sizes: Array | None, rows: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ComposedQuantizer:
-    """A plan's or a Bound's quantizer of ragged rows; equal for equal functions."""
+    """A quantizer of ragged rows that also returns what it quantized; two are equal where their functions are."""
 
     run: Quantize[Array, GroupedTensor]
     with_amax: QuantizeWithAmax[Array, GroupedTensor] | None
@@ -63,7 +63,7 @@ class ComposedQuantizer:
         return cls(bound.run, bound.with_amax, spec.scaling == "delayed")
 
     def __call__(self, made: Array, group_sizes: Array | None, **how: Any) -> tuple[GroupedTensor, Extras]:
-        """Codes and scales, and `made` and its amax."""
+        """Codes and scales of `made`, and as extras `made` itself and its amax."""
         group_sizes = _sizes(group_sizes, made)
         if not self.records_amax:
             return self.run(made, group_sizes, **how), Extras(activated=made)

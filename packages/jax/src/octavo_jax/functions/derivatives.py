@@ -12,8 +12,8 @@ from jax import Array
 def refusing_derivatives(message: str) -> Callable[[Array], Array]:
     """The identity of an array; TypeError with `message` where a derivative is taken through it.
 
-    For what JAX would derive without an error and to less than its slope, such as roundings that are corrected, and for
-    calls of kernels, of which its own error says nothing that helps.
+    It is for code whose derivative JAX would get wrong without an error, such as roundings that are corrected, and for
+    calls of kernels, where JAX's own error does not help.
     """
 
     @jax.custom_jvp

@@ -1,4 +1,4 @@
-"""What is said of an array that has to move before a layer can read it: a warning or an error, with its bytes."""
+"""Arrays that have to move before a layer can read them, and the warning or error that says so, with the bytes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class MoveWarning(UserWarning):
 
 
 class Called(NamedTuple):
-    """The names by which messages call a layer and its arguments, and whether arrays that have to move are reported.
+    """The names that messages give to a layer and its arguments, and what happens to arrays that have to move.
 
-    function   the public function that was called
-    x, kernel, bias   its arguments
-    moves      see MeshAxes
+    function          the public function that was called
+    x, kernel, bias   the names of its arguments
+    moves             see MeshAxes
     """
 
     function: str
@@ -47,15 +47,15 @@ class Called(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedPlacement:
     """How one array of a layer should be placed.
 
     function   the public function that reads it
-    array      what that function calls it
-    mesh       None where it is known when the program is lowered
-    entries    None: whole on every device, because no axis of a mesh has a role
-    policy     what becomes of one that is placed otherwise
-    place      who called the function
+    array      the name that this function has for it
+    mesh       None: it is not known before the program is lowered
+    entries    None: whole on every device, because no mesh axis has a role
+    policy     what happens where it is placed otherwise: a warning, an error or nothing
+    place      the line that called the function
     """
 
     function: str
@@ -65,14 +65,14 @@ class Wanted:
     policy: Policy
     place: Place
 
-    def with_axis(self, at: int) -> Wanted:
-        """Of an array with one more dimension, which nothing cuts."""
+    def with_axis(self, at: int) -> WantedPlacement:
+        """The same for an array with one more dimension, at this place, which is cut over no mesh axis."""
         if self.entries is None:
             return self
         return replace(self, entries=(*self.entries[:at], (), *self.entries[at:]))
 
     def shares(self, shape: Sequence[int], devices: int) -> np.ndarray:
-        """What each device reads."""
+        """The part of an array of this shape that each device reads."""
         if self.entries is None or self.mesh is None:
             return shares_of_entries(MeshShape(("all",), (devices,)), ((),) * len(shape), shape)
         return shares_of_entries(self.mesh, self.entries, shape)
@@ -104,7 +104,7 @@ class Move:
 
     @property
     def sentence(self) -> str:
-        """With the function, and what to do."""
+        """The message of a warning or error: the move, the function that needs it, and what to do."""
         fix = (
             f"place {self.array} as {self.wanted}, or give octavo_jax.MeshAxes roles that fit"
             if self.has_roles
@@ -113,8 +113,8 @@ class Move:
         return f"{self.function}: {self}; {fix} (octavo_jax.MeshAxes(moves='allow') accepts it)"
 
 
-def move_of(wanted: Wanted, shape: Sequence[int], itemsize: int, held: np.ndarray) -> Move | None:
-    """What has to move of an array whose shares are `held`; None where every device has what it reads."""
+def move_of(wanted: WantedPlacement, shape: Sequence[int], itemsize: int, held: np.ndarray) -> Move | None:
+    """The move that an array needs whose shares on the devices are `held`; None where each device has what it reads."""
     number = elements_to_fetch(held, wanted.shares(shape, len(held)))
     if number == 0:
         return None
@@ -131,12 +131,12 @@ def _in_words(shares: np.ndarray, shape: Sequence[int]) -> str:
     return f"cut along {' and '.join(cuts)}" if cuts else "on some of the devices"
 
 
-_said: dict[Any, Any] = {}  # as a module's __warningregistry__, for Python's rule of one warning per place
+_warned: dict[Any, Any] = {}  # as a module's __warningregistry__, for Python's rule of one warning per place
 
 
 def tell(move: Move, policy: Policy, place: Place) -> None:
-    """Warn at `place`, or raise ValueError, or nothing, as `policy` says."""
+    """Do what `policy` says about a move: raise ValueError, warn at `place`, or nothing."""
     if policy == "error":
         raise ValueError(move.sentence)
     if policy == "warn":
-        warnings.warn_explicit(move.sentence, MoveWarning, place.file, place.line, registry=_said)
+        warnings.warn_explicit(move.sentence, MoveWarning, place.file, place.line, registry=_warned)

@@ -16,20 +16,20 @@ Entries = tuple[tuple[str, ...], ...]
 
 
 class MeshShape(NamedTuple):
-    """Names and lengths of a mesh's axes, in its order."""
+    """The names and lengths of a mesh's axes, in the mesh's order."""
 
     names: tuple[str, ...]
     lengths: tuple[int, ...]
 
     @classmethod
     def of(cls, mesh: Any, without: frozenset[str] = frozenset()) -> MeshShape:
-        """Of a `jax.sharding.Mesh` or AbstractMesh, less the axes `without`."""
+        """The shape of a `jax.sharding.Mesh` or AbstractMesh, leaving out the axes `without`."""
         names = tuple(name for name in mesh.axis_names if name not in without)
         return cls(names, tuple(int(mesh.shape[name]) for name in names))
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return math.prod(self.lengths)
 
 
@@ -40,7 +40,7 @@ def entries_of(spec: Any, rank: int) -> Entries:
 
 
 def shares_of_entries(mesh: MeshShape, entries: Entries, shape: Sequence[int]) -> np.ndarray:
-    """Where each dimension is cut over these axes."""
+    """The shares of an array whose dimensions are cut over these axes."""
     places = np.indices(mesh.lengths).reshape(len(mesh.lengths), -1) if mesh.names else np.zeros((0, 1), np.int64)
     indices = np.zeros((places.shape[1], len(shape)), np.int64)
     counts = np.ones(len(shape), np.int64)
@@ -53,10 +53,10 @@ def shares_of_entries(mesh: MeshShape, entries: Entries, shape: Sequence[int]) -
 
 
 def shares_of_tiles(tiles: Any, shape: Sequence[int]) -> np.ndarray:
-    """Where XLA's HloSharding places an array that it cuts."""
+    """The shares of an array that XLA's HloSharding `tiles` cuts."""
     dims = tuple(tiles.tile_assignment_dimensions())
     holders = np.asarray(tiles.tile_assignment_devices(), np.int64)
-    # What follows the array's own dimensions are copies: devices along them hold the same tile.
+    # Dimensions after the array's own count copies: the devices along them hold the same tile.
     positions = np.stack(np.unravel_index(np.arange(holders.size), dims), axis=-1)[:, : len(shape)]
     indices = np.empty_like(positions)
     indices[holders] = positions
@@ -64,7 +64,7 @@ def shares_of_tiles(tiles: Any, shape: Sequence[int]) -> np.ndarray:
 
 
 def shares_of_slices(slices: Sequence[Sequence[slice]], shape: Sequence[int]) -> np.ndarray:
-    """From each device's index into the array."""
+    """The shares that each device's index into the array, one slice for each dimension, stands for."""
     ranges = [[one.indices(length)[:2] for one, length in zip(own, shape, strict=True)] for own in slices]
     return np.asarray(ranges, np.int64).reshape(len(slices), len(shape), 2)
 
@@ -85,7 +85,7 @@ def elements_to_fetch(held: np.ndarray, wanted: np.ndarray) -> int:
 
 
 def entries_of_shares(mesh: MeshShape, shares: np.ndarray, shape: Sequence[int]) -> Entries | None:
-    """The axes that cut an array so; None where no PartitionSpec of this mesh says it."""
+    """The axes that cut an array into these shares; None where no PartitionSpec of this mesh gives them."""
     if len(shares) != mesh.devices:
         return None
     entries = []
@@ -102,6 +102,6 @@ def entries_of_shares(mesh: MeshShape, shares: np.ndarray, shape: Sequence[int])
 
 
 def spelled(entries: Entries) -> str:
-    """As a PartitionSpec is written."""
+    """The entries in words, as a PartitionSpec is written."""
     parts = (repr(entry[0]) if len(entry) == 1 else repr(entry) if entry else "None" for entry in entries)
     return f"P({', '.join(parts)})"

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from octavo.caller import place_of_caller
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.layouts.moves import Called, Move
-from octavo_jax.layouts.observer import move_of_array
+from octavo_jax.layouts.probe import move_of_array
 from octavo_jax.layouts.shares import entries_of, spelled
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement

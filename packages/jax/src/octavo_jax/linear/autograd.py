@@ -11,8 +11,8 @@ from jax import Array
 
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.observed import Observed
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.probed_arguments import ProbedArguments
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState, merged
@@ -35,7 +35,7 @@ def _forward(
     layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
 ) -> tuple[Array, DelayedState | None, GroupedTensor | None, GroupedTensor | None]:
     """y, the state with the amaxes of x and the kernel, and the two quantized."""
-    seen = Observed.of(layer)
+    seen = ProbedArguments.of(layer)
     x, bias, context = seen.x(x), seen.bias(bias), seen.context(context)
     plan, w = layer.plan, stored_weight(layer, seen.kernel(kernel))
     histories = (None, None) if state is None else (state.x, state.kernel)
@@ -66,7 +66,7 @@ def _backward(_: Layer, saved: Residuals, cotangents: tuple[Array, DelayedState 
     # The residuals' layer is the one whose planes were saved; a preference may have changed since.
     dy, later = cotangents
     layer, context, state = saved.layer, saved.context, saved.state
-    seen = Observed.of(layer)
+    seen = ProbedArguments.of(layer)
     # The forward pass may be unread and gone, so that nobody has looked at these yet.
     dy, x, w, context = seen.dy(dy), seen.x(saved.x), seen.kernel(saved.w), seen.context(context)
     history = None if state is None else state.grad

@@ -61,6 +61,6 @@ def dense(
     context = context_of(recipe, operands.group_sizes, seed, 0)
     of_layer = operands.layer, operands.x, operands.kernel, operands.bias, operands.state
     y, new_state = run_layer("dense", *of_layer, context)
-    y = summed_result(y, operands.unsummed, recipe, x, preferred_element_type)
+    y = summed_result(y, operands.partial_sum_axes, recipe, x, preferred_element_type)
     y = out_of_blocks(operands.placement, y, operands.axes)
     return y if state is None else (y, new_state)

@@ -24,7 +24,7 @@ from octavo_jax.sharding.dense import (
     one_group_each,
 )
 from octavo_jax.sharding.explicit import placed_state
-from octavo_jax.sharding.manual import on_first, unsummed
+from octavo_jax.sharding.manual import on_first, partial_sum_axes
 from octavo_jax.sharding.placement import Placement
 
 
@@ -32,7 +32,7 @@ class DenseOperands(NamedTuple):
     """The layer, and its operands as one group: x [M, K], kernel [1, K, N] or [1, N, K], bias [1, N], and the sizes; in
     data blocks [F, M / F, K] where a mesh cuts x.
 
-    unsummed   the caller's manual mesh axes over which y is a partial sum, of float32; the bias is then in one part
+    partial_sum_axes   the caller's manual mesh axes over which y is a partial sum, of float32; one part has the bias
     """
 
     axes: DenseAxes
@@ -43,7 +43,7 @@ class DenseOperands(NamedTuple):
     bias: Array | None
     state: DelayedState | None
     group_sizes: Array
-    unsummed: tuple[str, ...]
+    partial_sum_axes: tuple[str, ...]
 
 
 def dense_operands(
@@ -76,7 +76,7 @@ def dense_operands(
     check_state(options.recipe, state, 1)
     rows, matrix = in_blocks(placement, x, axes), as_stack(placement, kernel, axes)
     check_shards(placement, options.recipe, rows, matrix, axes.weight)
-    partial = unsummed(placement)
+    partial = partial_sum_axes(placement)
     if partial:
         options = options._replace(preferred_element_type=jnp.float32)
     layer = layer_for(options, rows, matrix, weight=axes.weight, training=False, placement=placement)

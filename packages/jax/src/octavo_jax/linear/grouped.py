@@ -21,9 +21,9 @@ from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
-from octavo_jax.sharding.conflicts import check_shards, check_unnamed
+from octavo_jax.sharding.conflicts import check_has_roles, check_shards
 from octavo_jax.sharding.explicit import placed_layer
-from octavo_jax.sharding.manual import on_first, summed_result, unsummed
+from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
 from octavo_jax.sharding.placement_of_call import placement_of
 
 
@@ -108,8 +108,8 @@ def grouped_dense(
     check_state(recipe, state, groups)
     check_shards(placement, recipe, x, kernel, weight)
     beside = {"group_sizes": group_sizes, "bias": bias, "state": state}
-    check_unnamed("grouped_dense", sharding, x=x, kernel=kernel, **beside)
-    partial, called = unsummed(placement), called_as("grouped_dense", sharding)
+    check_has_roles("grouped_dense", sharding, x=x, kernel=kernel, **beside)
+    partial, called = partial_sum_axes(placement), called_as("grouped_dense", sharding)
     dtype = jnp.float32 if partial else preferred_element_type
     options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called, room)
     layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)

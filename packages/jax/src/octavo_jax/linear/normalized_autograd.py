@@ -14,8 +14,8 @@ from octavo_jax.dispatch.fused import Run, norm_run
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
 from octavo_jax.linear.computed_operands import ComputedOperand, NormSaved, normalized_operand, wgrad_x_if_quantized
-from octavo_jax.linear.observed import Observed
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight
+from octavo_jax.linear.probed_arguments import ProbedArguments
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.scaling.delayed_state import DelayedState, merged
@@ -90,7 +90,7 @@ class Residuals:
 def _forward(
     norm_layer: NormLayer, a: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
 ) -> tuple[Results, tuple[ComputedOperand, NormSaved, GroupedTensor | None]]:
-    layer, seen = norm_layer.layer, Observed.of(norm_layer.layer)
+    layer, seen = norm_layer.layer, ProbedArguments.of(norm_layer.layer)
     w, bias, context = stored_weight(layer, seen.kernel(a.kernel)), seen.bias(a.bias), seen.context(context)
     arrays = seen.x(a.x), seen.whole("gamma", a.gamma), seen.whole("beta", a.beta)
     histories = (None, None) if state is None else (state.x, state.kernel)
@@ -123,7 +123,7 @@ def _differentiated(
 
 def _backward(_: NormLayer, __: bool, r: Residuals, cotangents: Results) -> tuple[Arrays, DelayedState | None, None]:
     layer, context, state = r.norm_layer.layer, r.context, r.state
-    seen, later = Observed.of(layer), cotangents.state
+    seen, later = ProbedArguments.of(layer), cotangents.state
     dy, w, context = seen.dy(cotangents.y), seen.kernel(r.w), seen.context(context)
     dyq, of_dy = quantize_operand(
         layer.plan.quantize_dy, layer, dy, "dy", context, None if state is None else state.grad

@@ -16,13 +16,13 @@ from jax.typing import DTypeLike
 from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.unsaid import UNSAID, Unsaid
-from octavo_jax.arrays.flax_bytes import known_to_flax
+from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
+from octavo_jax.modules.default_recipe import recipe_or_default
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.kept_states import taken_before, undifferentiated_state
-from octavo_jax.modules.recipe_said import recipe_said
 from octavo_jax.modules.states import State, fresh_state, update_states
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
@@ -48,17 +48,17 @@ _TWICE = (
 
 
 class QuantizedModule(nn.Module, kw_only=True):
-    """Fields that every module has.
+    """What every linen module is, with the fields that every module has.
 
-    recipe                         a Recipe, or the name of one; None: HighPrecision. Without it the same, and a warning
-    dtype                          x, kernels and biases are cast to it first; None: as they are
-    param_dtype                    of the parameters
-    quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
-                                   None: no name
-    sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
-                                   Logical axes and the rules must place the parameters where it says
-    backend                        a name or a closed list of names
-    room                           multiprocessors that the GEMMs leave to what runs beside them; None: they take all
+    recipe                         a Recipe, or the name of one; None: HighPrecision. Left out: the same, and a warning
+    dtype                          x, kernels and biases are cast to it first; None: they stay as they are
+    param_dtype                    dtype of the parameters
+    quantization_checkpoint_name   the name for `octavo_jax.policies` of all that is quantized and that the backward
+                                   pass reads; None: no name
+    sharding                       the parts of mesh axes, an `octavo_jax.MeshAxes`; None: one device.
+                                   Logical axes and Flax's rules must place the parameters as it says
+    backend                        the name of a backend, or a closed list of names
+    room                           multiprocessors that GEMMs leave to kernels that run beside them; None: they take all
     """
 
     recipe: RecipeLike | Unsaid = UNSAID
@@ -70,10 +70,10 @@ class QuantizedModule(nn.Module, kw_only=True):
     room: Room | None = None
 
     def __post_init__(self) -> None:
-        """Raises UnknownBackendError for a name that nobody has."""
+        """Raises UnknownBackendError for a name that no backend has."""
         check_known(self.backend)
-        # a field of a module that is no longer being made is changed as dataclasses do it
-        object.__setattr__(self, "recipe", recipe_said(self, self.recipe))
+        # as frozen dataclasses set a field, which Flax never refuses
+        object.__setattr__(self, "recipe", recipe_or_default(self, self.recipe))
         super().__post_init__()
 
     @nn.nowrap
@@ -93,9 +93,11 @@ class QuantizedModule(nn.Module, kw_only=True):
 
     @nn.nowrap
     def _stream(self, recipe: Recipe) -> Array:
-        """A key of the stream of stochastic rounding, or of "params" as Flax has it, unless a transformation on the way
-        here lost the stream: layers would round alike, at each step. The error says more than Flax's, which names no
-        module at the root."""
+        """A key for stochastic rounding, from the stream of that name, or from "params" as Flax does without a stream.
+
+        InvalidRngError where there is neither, and where a transformation did not pass on a stream that was given: keys
+        from "params" would be the same at each step. It says what to do, which Flax's own error does not.
+        """
         try:
             if self.has_rng(RNG) or self.is_initializing() or not _is_given_outside(RNG):
                 return self.make_rng(RNG)
@@ -109,7 +111,7 @@ class QuantizedModule(nn.Module, kw_only=True):
 
     @nn.nowrap
     def _scaling(self, fresh: Callable[[], State | None]) -> nn.Variable[State | None]:
-        """Delayed scaling's state; ValueError where it was not given, of which Flax's error does not say what to do."""
+        """Delayed scaling's state; ValueError where it was not given, because Flax's own does not say what to do."""
         try:
             return self.variable(STATE_COLLECTION, "state", fresh)
         except ScopeCollectionNotFound:
@@ -123,7 +125,8 @@ class QuantizedModule(nn.Module, kw_only=True):
     def _run(
         self, call: Callable[..., Any], seed: int | Array | None, *, groups: int = 1, layers: int = 1
     ) -> tuple[Any, ...]:
-        """Results of `call` with seed, state, name, sharding, backend and room, less the state, which comes last."""
+        """The results of `call`, which gets the module's options, a seed and the state; without the new state, which a
+        mutable collection keeps."""
         recipe = as_recipe(self.recipe)
         if seed is None and recipe is not None and recipe.stochastic:
             seed = jax.random.bits(self._stream(recipe), (2,), jnp.uint32)
@@ -150,9 +153,9 @@ class QuantizedModule(nn.Module, kw_only=True):
 
 
 def _is_given_outside(stream: str) -> bool:
-    """Whether a module that is being called has the stream, be it outside of a transformation of Flax's.
+    """Whether any module around this call has the stream, also outside of the transformations between.
 
-    Flax keeps these modules in a place of its own; where a version has it no longer, nothing is known of them.
+    Flax keeps the modules that are being called in a private attribute. In a version without it the answer is False.
     """
     context = getattr(flax.linen.module, "_context", None)
     modules = (module for module in getattr(context, "module_stack", ()) if module is not None)

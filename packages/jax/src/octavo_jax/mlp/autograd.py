@@ -24,7 +24,6 @@ from octavo_jax.linear.computed_operands import (
     plain_activation,
     wgrad_x_if_quantized,
 )
-from octavo_jax.linear.observed import Observed
 from octavo_jax.linear.operands import (
     Context,
     GemmOperand,
@@ -34,6 +33,7 @@ from octavo_jax.linear.operands import (
     stored_weight,
     wgrad_x,
 )
+from octavo_jax.linear.probed_arguments import ProbedArguments
 from octavo_jax.linear.products import (
     bias_gradient,
     bias_scales_gradient,
@@ -155,7 +155,7 @@ def forward(
     gathered   what fc1 multiplies instead of x1, if it gathers its rows from tokens
     """
     fc1, fc2, norm = mlp.fc1, mlp.fc2, None
-    a, context = _observed(mlp, a), Observed.of(fc1).context(context)
+    a, context = _probed(mlp, a), ProbedArguments.of(fc1).context(context)
     s1, s2 = states or (None, None)
     if x1 is None and mlp.norm is None:
         q, of_x = quantize_operand(fc1.plan.quantize_x, fc1, a.x, "x", context, history_of(s1, "x"))
@@ -178,8 +178,8 @@ def forward(
     return (y, states), Intermediates(x1, norm, w1, y1, x2, w2)
 
 
-def _observed(mlp: Mlp, a: Arrays) -> Arrays:
-    first, second = Observed.of(mlp.fc1), Observed.of(mlp.fc2)
+def _probed(mlp: Mlp, a: Arrays) -> Arrays:
+    first, second = ProbedArguments.of(mlp.fc1), ProbedArguments.of(mlp.fc2)
     return Arrays(
         first.x(a.x),
         first.whole("gamma", a.gamma),
@@ -227,7 +227,7 @@ def _differentiated(
 def backward(r: Residuals, cotangents: tuple[Array, States], read: DyRead | None = None) -> tuple[Arrays, States]:
     """The gradients, and the states with the amaxes of this backward and of calls that took the forward's states."""
     mlp, fc1, fc2 = r.mlp, r.mlp.fc1, r.mlp.fc2
-    first, second, later_states = Observed.of(fc1), Observed.of(fc2), cotangents[1]
+    first, second, later_states = ProbedArguments.of(fc1), ProbedArguments.of(fc2), cotangents[1]
     dy, w1, w2 = second.dy(cotangents[0]), first.kernel(r.w1), second.kernel(r.w2)
     s1, s2 = r.states or (None, None)
     context = first.context(r.context)

@@ -19,8 +19,8 @@ from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_place
 from octavo_jax.mlp.autograd import Arrays, States
 from octavo_jax.mlp.plan import Mlp, OutputNames, mlp_for
 from octavo_jax.sharding.axes import MeshAxes, called_as
-from octavo_jax.sharding.conflicts import check_shards, check_unnamed
-from octavo_jax.sharding.manual import on_first, unsummed
+from octavo_jax.sharding.conflicts import check_has_roles, check_shards
+from octavo_jax.sharding.manual import on_first, partial_sum_axes
 from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry.contract.cards import Activation
 
@@ -68,7 +68,7 @@ def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int 
     x, wi, wo = a.x, a.wi, a.wo
     placements = mlp_placements(placement_of(sharding, group_sizes, x, wi), options.activation)
     beside = {"bi": a.bi, "bo": a.bo, "probs": a.probs, "bo_scales": a.bo_scales, "state": options.state}
-    check_unnamed("grouped_mlp", sharding, x=x, wi=wi, wo=wo, group_sizes=group_sizes, **beside)
+    check_has_roles("grouped_mlp", sharding, x=x, wi=wi, wo=wo, group_sizes=group_sizes, **beside)
     groups = check_mlp_operands(x, wi, wo, a.bi, a.bo, options.activation, placements)
     blocks = () if placements[0] is None else placements[0].blocks
     in_blocks = x.ndim == len(blocks) + 2
@@ -80,7 +80,7 @@ def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int 
     check_states(recipe, options.state, groups)
     for placement, kernel in zip(placements, (wi, wo), strict=True):
         check_shards(placement, recipe, x, kernel, "kn")
-    partial = unsummed(placements[1])
+    partial = partial_sum_axes(placements[1])
     dtype = jnp.float32 if partial else options.preferred_element_type
     called = called_as("grouped_mlp", sharding)
     of_layers = LayerOptions.of(recipe, dtype, options.checkpoint_name, None, options.backend, called, options.room)

@@ -57,7 +57,7 @@ from octavo_jax.sharding.dense import (
     out_of_blocks,
     whole_scales,
 )
-from octavo_jax.sharding.manual import on_first, summed_result, unsummed
+from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]
@@ -202,7 +202,7 @@ def layernorm_mlp(
     kernels = as_stack(placements[0], wi, into), as_stack(placements[1], wo, out)
     for placement, kernel in zip(placements, kernels, strict=True):
         check_shards(placement, recipe, rows, kernel, "kn")
-    partial = unsummed(placements[1])
+    partial = partial_sum_axes(placements[1])
     dtype = jnp.float32 if partial else preferred_element_type
     called = called_as("layernorm_mlp", sharding)
     options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)

@@ -25,7 +25,7 @@ from octavo_jax.moe.local_block import BlockArrays, Body, Result
 from octavo_jax.moe.router import RULE, check_bias, checked_rule
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
-from octavo_jax.sharding.conflicts import check_unnamed
+from octavo_jax.sharding.conflicts import check_has_roles
 from octavo_registry.contract.cards import Activation
 
 Block = TypeVar("Block", bound=Body)
@@ -171,7 +171,7 @@ def checked(
     if x.ndim == 0 or router.ndim != 2 or router.shape[0] != x.shape[-1]:
         raise ValueError(f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E]")
     sharding = in_force(sharding)
-    check_unnamed("moe_mlp", sharding, x=x, router=router, wi=wi, wo=wo, bi=bi, bo=bo)
+    check_has_roles("moe_mlp", sharding, x=x, router=router, wi=wi, wo=wo, bi=bi, bo=bo)
     experts = router.shape[1] // devices_sharing_experts(sharding)
     if wi.ndim != 3 or wi.shape[0] != experts:
         raise ValueError(

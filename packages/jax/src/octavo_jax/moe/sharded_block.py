@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from octavo.caller import place_of_caller
-from octavo_jax.layouts.observer import observed_beside
+from octavo_jax.layouts.probe import probed_beside
 from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import shared_states
 from octavo_jax.moe.local_block import BlockArrays, Body, Result
@@ -34,8 +34,8 @@ def over_mesh(body: Body, a: BlockArrays) -> Result:
     if placement.route == "manual":
         return body.run(a)
     _check_axes(placement)
-    tokens = placement.auto(body.token_axes)
-    experts = placement.auto(body.sharding.names("ep"))
+    tokens = placement.free_among(body.token_axes)
+    experts = placement.free_among(body.sharding.names("ep"))
     data = tuple(name for name in tokens if name not in experts)
     specs = _specs(body, placement, a, tokens, experts, data)
     _check_lengths(placement, a, specs)
@@ -52,20 +52,20 @@ def over_mesh(body: Body, a: BlockArrays) -> Result:
     dropped = None if body.exchange.rows is None or not body.sharding.ep else P()
     # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
     result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
-    y = _observed_beside(result.y, a, specs, placement)
+    y = _probed_beside(result.y, a, specs, placement)
     state = shared_states.merged(result.state, placement.mesh, specs.state)
     return result._replace(y=y, state=state)  # type: ignore[no-any-return]
 
 
-def _observed_beside(y: Any, a: BlockArrays, specs: BlockArrays, placement: Placement) -> Any:
-    """y; observed are the arguments themselves, for what stood in their place would be a residual of its own."""
+def _probed_beside(y: Any, a: BlockArrays, specs: BlockArrays, placement: Placement) -> Any:
+    """y with probes of the block's arguments: probed themselves, these would become residuals of their own."""
     called, place = called_as("moe_mlp", placement.axes), place_of_caller()
     pairs = [
         (one, wanted)
         for name, one, spec in _by_name(a, specs)
         if (wanted := wanted_of(called, placement, name, one, spec, place)) is not None
     ]
-    return observed_beside(y, tuple(one for one, _ in pairs), tuple(wanted for _, wanted in pairs)) if pairs else y
+    return probed_beside(y, tuple(one for one, _ in pairs), tuple(wanted for _, wanted in pairs)) if pairs else y
 
 
 def devices_sharing_experts(sharding: MeshAxes | None) -> int:
@@ -85,7 +85,7 @@ def _specs(
     assert fc2 is not None
 
     def kernel(one: Placement) -> Any:
-        groups, k, n = (one.auto(one.axes_of(letter)) for letter in ("g", "k", "n"))
+        groups, k, n = (one.free_among(one.axes_of(letter)) for letter in ("g", "k", "n"))
         return P(experts + groups, k, n)
 
     specs = BlockArrays(
@@ -94,7 +94,7 @@ def _specs(
         router=P(),
         wi=kernel(fc1),
         wo=kernel(fc2),
-        bi=P(experts, fc1.auto(body.sharding.names("tp") if body.sharding else ())),
+        bi=P(experts, fc1.free_among(body.sharding.names("tp") if body.sharding else ())),
         bo=P(experts),
         seed=P(),
         state=None if a.state is None else shared_states.copy_specs(a.state, data, experts),

@@ -19,9 +19,9 @@ from octavo.unsaid import UNSAID, Unsaid
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
+from octavo_jax.modules.default_recipe import recipe_or_default
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.kept_states import is_traced, recorded, undifferentiated_state
-from octavo_jax.modules.recipe_said import recipe_said
 from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
 from octavo_jax.nnx.whole_signature import all_parameters
 from octavo_jax.sharding.axes import MeshAxes
@@ -55,15 +55,15 @@ class SeedState(nnx.Variable[Any]):
 class Common(TypedDict, total=False):
     """Keyword arguments that every module takes and passes on.
 
-    recipe                         a Recipe, or the name of one; None: HighPrecision. Without it the same, and a warning
-    dtype                          x, kernels and biases are cast to it first; None: as they are
-    param_dtype                    of the parameters; float32 by default
-    quantization_checkpoint_name   of everything quantized that the backward pass reads, for `octavo_jax.policies`;
-                                   None: no name
-    sharding                       which mesh axes play which part, an `octavo_jax.MeshAxes`; None: one device.
-                                   Their axes must place the parameters where it says
-    backend                        a name or a closed list of names
-    room                           multiprocessors that the GEMMs leave to what runs beside them; None: they take all
+    recipe                         a Recipe, or the name of one; None: HighPrecision. Left out: the same, and a warning
+    dtype                          x, kernels and biases are cast to it first; None: they stay as they are
+    param_dtype                    dtype of the parameters; float32 by default
+    quantization_checkpoint_name   the name for `octavo_jax.policies` of all that is quantized and that the backward
+                                   pass reads; None: no name
+    sharding                       the parts of mesh axes, an `octavo_jax.MeshAxes`; None: one device.
+                                   The parameters' logical axes must place them as it says
+    backend                        the name of a backend, or a closed list of names
+    room                           multiprocessors that GEMMs leave to kernels that run beside them; None: they take all
     rngs                           streams "params" and, for a stochastic recipe, "quantization" (or the default one)
     """
 
@@ -78,9 +78,12 @@ class Common(TypedDict, total=False):
 
 
 class QuantizedModule(nnx.Module):
-    """What `octavo_jax.nnx` says of every module; its keyword arguments are `Common`'s.
+    """What every nnx module is: `octavo_jax.nnx` describes its attributes, and `Common` its keyword arguments.
 
-    TypeError for an argument that the module does not have, and without `rngs`.
+    groups   of the module's kernels
+    layers   how many of them have a state of delayed scaling
+
+    Raises TypeError for an argument that the module does not have, and without `rngs`.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class QuantizedModule(nnx.Module):
         _check_arguments(type(self), rngs, tuple(unknown))
         assert rngs is not None
         check_known(backend)
-        recipe = as_recipe(recipe_said(self, recipe))
+        recipe = as_recipe(recipe_or_default(self, recipe))
         state = fresh_state(recipe, groups, layers)
         self.delayed = nnx.data(None if state is None else ScalingState(state))
         base = calls = None
@@ -131,7 +134,8 @@ class QuantizedModule(nnx.Module):
         return nnx.data(self._parameter(rngs, init, shape, axes) if present else None)
 
     def _run(self, call: Callable[..., Any], seed: int | Array | None) -> tuple[Any, ...]:
-        """Results of `call` with seed, state, name, sharding, backend and room, less the state, which comes last."""
+        """The results of `call`, which gets the module's options, a seed and the state; without the new state, which
+        the module keeps."""
         if seed is None and self.base_seed is not None and self.calls is not None:
             seed = _counted_seed(self.base_seed, self.calls)
         before, keeps = (None, False) if self.delayed is None else _state_for_call(self.delayed)
@@ -163,7 +167,7 @@ def _counted_seed(base_seed: SeedState, calls: SeedState) -> Array:
 
 
 def _state_for_call(variable: ScalingState) -> tuple[State, bool]:
-    """The state that a call takes, and whether the variable shall keep what the call makes of it."""
+    """The state that a call takes, and whether the variable has to keep the state that the call returns."""
     state: State = variable.get_value()
     if not is_traced(state):
         return state, False

@@ -39,7 +39,7 @@ class GroupedLinear(QuantizedModule):
         output_checkpoint_name: str | None = None,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(num_groups, 1, **common)
+        super().__init__(groups=num_groups, layers=1, **common)
         rngs, shape = common["rngs"], (num_groups, in_features, out_features)
         self.kernel = self._parameter(rngs, kernel_init, shape, kernel_axes)
         self.bias = self._optional(use_bias, rngs, bias_init, shape[::2], bias_axes)

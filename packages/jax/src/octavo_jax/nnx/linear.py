@@ -39,7 +39,7 @@ class Linear(QuantizedModule):
         output_checkpoint_name: str | None = None,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(1, 1, **common)
+        super().__init__(groups=1, layers=1, **common)
         rngs = common["rngs"]
         self.kernel = self._parameter(rngs, kernel_init, (in_features, out_features), kernel_axes)
         self.bias = self._optional(use_bias, rngs, bias_init, (out_features,), bias_axes)

@@ -61,7 +61,7 @@ class MLPModule(QuantizedModule):
         output_checkpoint_names: OutputNames = (None, None),
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(groups[0] if groups else 1, 2, **common)
+        super().__init__(groups=groups[0] if groups else 1, layers=2, **common)
         self.activation, self.output_checkpoint_names = activation, output_checkpoint_names
         rngs, columns = common["rngs"], inner_columns(hidden, activation)
         n = in_features if out_features is None else out_features

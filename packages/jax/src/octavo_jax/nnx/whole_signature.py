@@ -1,7 +1,7 @@
-"""Signatures of modules as readers see them: the keyword arguments that __init__ passes on, by name.
+"""Signatures of modules with every keyword argument by name, also those that __init__ passes on to its base classes.
 
-A module's __init__ takes its own arguments and `**common`, which its base classes take apart; `help`, `inspect` and
-documentation tools would show that and no more.
+A module's __init__ takes its own arguments and `**common` for its base classes; `help`, `inspect` and documentation
+tools would show no more than that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Module = TypeVar("Module", bound=type)
 
 
 def all_parameters(module: type) -> dict[str, inspect.Parameter]:
-    """Of __init__ and of the __init__ of base classes that it passes keywords on to; positional ones first."""
+    """The parameters of __init__ and of each base class's __init__ that gets its keywords; positional ones first."""
     parameters: dict[str, inspect.Parameter] = {}
     for base in module.__mro__:
         if "__init__" not in vars(base):
@@ -29,7 +29,7 @@ def all_parameters(module: type) -> dict[str, inspect.Parameter]:
 
 
 def with_whole_signature(module: Module) -> Module:
-    """A class decorator: the module shows all of them."""
+    """A class decorator, after which the module's signature shows `all_parameters`."""
     signature = inspect.Signature(list(all_parameters(module).values()))
     module.__signature__ = signature  # type: ignore[attr-defined]
     return module

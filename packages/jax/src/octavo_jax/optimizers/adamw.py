@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +14,18 @@ import optax  # type: ignore[import-untyped]
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from octavo_jax.arrays.flax_bytes import known_to_flax
+from octavo_jax.arrays.dtypes import DTYPES
+from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
 from octavo_jax.optimizers.block_state import BlockState, as_given, decode, encode, put_together, zero_blocks
+from octavo_jax.optimizers.checks import (
+    check_constants,
+    check_learning_rate,
+    check_mask,
+    check_master_dtype,
+    check_no_states,
+    checked_gradient,
+)
 from octavo_jax.optimizers.rounding import (
     FIRST_MOMENT,
     MASTER,
@@ -26,25 +34,21 @@ from octavo_jax.optimizers.rounding import (
     round_stochastic,
     rounding_bits,
 )
-from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.scaling.seeds import seed_words
 
 Tree = Any
 """A pytree of arrays, as optax takes it."""
 
 LearningRate = float | Array | Callable[[Array], Any]
-_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-
-_NO_ARRAYS = (
-    "give a number, which is part of the program. optax.inject_hyperparams makes arrays of all but what its "
-    "static_args name: b1, b2, eps, weight_decay, master_dtype, state_bits and seed; or give it up, for learning_rate "
-    "may be a schedule or an array without it"
-)
 
 
 class AdamWState(NamedTuple):
-    """count: finished steps, int32. mu, nu: the moments, trees like the parameters with fp32 arrays or `BlockState`s.
-    master: the same with arrays of master_dtype, and `optax.MaskedNode()` where a parameter is its own master."""
+    """What AdamW keeps from step to step.
+
+    count    finished steps, int32
+    mu, nu   the moments, in trees like the parameters' of fp32 arrays or `BlockState`s
+    master   such a tree of arrays of master_dtype, with `optax.MaskedNode()` for a parameter that is its own master
+    """
 
     count: Array  # type: ignore[assignment]  # optax's name, which tuple has, too
     mu: Tree
@@ -69,11 +73,11 @@ class AdamW:
     weight_decay   decoupled, multiplied by the learning rate
     mask           parameters that decay: a tree of booleans like the parameters, or a function that makes it from them
     master_dtype   float32, or bfloat16 with steps that are rounded stochastically. A parameter of this dtype, or of
-                   float32, is its own master; another is its master rounded to nearest. Where it is not, somebody
-                   wrote to it after the last step, and its value is the new master
-    state_bits     of the moments of parameters with two axes or more, 32 or 8; others have 32
-    seed           of stochastic rounding: with the step, the parameter's number among the tree's leaves and the
-                   position all that the bits depend on; the sharding is not
+                   float32, is its own master; any other parameter is its master rounded to nearest. Where it is not,
+                   somebody wrote to it after the last step, and its value is the new master
+    state_bits     32 or 8, for the moments of parameters with two axes or more; other parameters' have 32
+    seed           of stochastic rounding. The random bits depend on it, on the step, on the parameter's number among
+                   the tree's leaves and on the position, but not on the sharding
 
     Raises ValueError for what does not fit. XLA:CPU takes subnormal numbers as zero, which the definition keeps.
     """
@@ -91,34 +95,20 @@ class AdamW:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "b1", "b2", "eps", "weight_decay"):
             value = getattr(self, name)
-            if isinstance(value, np.generic | np.ndarray) and not value.ndim:  # numbers of numpy's
-                object.__setattr__(self, name, value.item())
-        rate = self.learning_rate
-        numbers: dict[str, Any] = {"eps": self.eps, "weight_decay": self.weight_decay}
-        if not callable(rate) and not isinstance(rate, jax.Array):
-            numbers["learning_rate"] = rate
-        for name in ("b1", "b2", *numbers, "state_bits"):
-            if isinstance(getattr(self, name), jax.Array):
-                raise ValueError(f"{name} is a jax.Array; {_NO_ARRAYS}")
-        for name, value in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(f"{name} is {value!r}; give a finite number of at least 0")
-        for name, beta in (("b1", self.b1), ("b2", self.b2)):
-            if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0 <= beta < 1:
-                raise ValueError(f"{name} is {beta!r}; give a number from 0 to below 1")
-        if isinstance(rate, jax.Array) and (rate.ndim or not jnp.issubdtype(rate.dtype, jnp.floating)):
-            raise ValueError(f"learning_rate has shape {list(rate.shape)} and dtype {rate.dtype}; give a float scalar")
-        if jnp.dtype(self.master_dtype) not in _DTYPES[:2]:
-            raise ValueError(f"master_dtype is {jnp.dtype(self.master_dtype)}; give float32 or bfloat16")
-        if self.state_bits not in (32, 8):
-            raise ValueError(f"state_bits is {self.state_bits!r}; give 32 or 8")
+            if isinstance(value, np.generic | np.ndarray) and not value.ndim:
+                object.__setattr__(self, name, value.item())  # a number of numpy's, as Python's
+        check_learning_rate(self.learning_rate)
+        check_constants(
+            b1=self.b1, b2=self.b2, eps=self.eps, weight_decay=self.weight_decay, state_bits=self.state_bits
+        )
+        check_master_dtype(self.master_dtype)
         seed_words(self.seed)
 
     def init(self, params: Tree) -> AdamWState:
         """The state before the first step; ValueError for parameters of other dtypes than the three, and for states of
         delayed scaling."""
         known_to_flax(BlockState)
-        _check_no_states(params)
+        check_no_states(params)
         paths, tree = _flattened(params)
         leaves = [self._new(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
         mu, nu, master = (tree.unflatten(part) for part in zip(*leaves, strict=True)) if leaves else (params,) * 3
@@ -135,7 +125,7 @@ class AdamW:
         decays = [True] * len(paths)
         if self.mask is not None:
             decays = self._flat(tree, self.mask(params) if callable(self.mask) else self.mask, "mask")
-            _check_mask(paths, decays)
+            check_mask([path for path, _ in paths], decays)
         count = state.count + 1
         rate = self.learning_rate(state.count) if callable(self.learning_rate) else self.learning_rate
         if jnp.ndim(rate):
@@ -144,7 +134,7 @@ class AdamW:
         step, key = corrections(count, self.b1, self.b2), seed_words(self.seed)
         new, after = [], []
         for number, (path, leaf) in enumerate(paths):
-            grad = _checked(jax.tree_util.keystr(path), grads_of[number], leaf)
+            grad = checked_gradient(jax.tree_util.keystr(path), grads_of[number], leaf)
             draws = Draws(key, count.astype(jnp.uint32), number)
             own = rule if decays[number] else rule._replace(weight_decay=0.0)
             value, next_state = _advance(leaf, grad, states[number], own, step, draws)
@@ -178,7 +168,7 @@ class AdamW:
 
     def _new(self, name: str, leaf: Array) -> _Leaf:
         wanted = jnp.dtype(self.master_dtype)
-        if leaf.dtype not in _DTYPES:
+        if leaf.dtype not in DTYPES:
             raise ValueError(f"params{name} has dtype {leaf.dtype}; AdamW steps float32, bfloat16 and float16")
         if leaf.dtype == jnp.float16 and wanted == jnp.bfloat16:
             raise ValueError(f"params{name} is float16, which bfloat16 does not hold; make master_dtype float32")
@@ -239,42 +229,12 @@ def _flattened(params: Tree) -> tuple[list[tuple[Any, Any]], Any]:
     return [(path, jnp.asarray(leaf)) for path, leaf in paths], tree
 
 
-def _check_no_states(params: Tree) -> None:
-    """ValueError for a delayed state among the parameters: a step would take its new value for a derivative."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda leaf: isinstance(leaf, DelayedState))
-    for path, leaf in leaves:
-        if isinstance(leaf, DelayedState):
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path)} is a DelayedState, whose gradient is its new value; keep it out "
-                "of what an optimizer steps (optax.masked), overwrite it with its gradient and call update_delayed"
-            )
-
-
-def _check_mask(paths: list[tuple[Any, Any]], decays: list[Any]) -> None:
-    for (path, _), decay in zip(paths, decays, strict=True):
-        if not isinstance(decay, bool | np.bool_):
-            raise ValueError(f"mask{jax.tree_util.keystr(path)} is {decay!r}; give True or False")
-
-
 def _described(part: Any) -> str:
     """The arrays of a moment or a master, in words that are equal where kinds, shapes and dtypes are."""
     if isinstance(part, optax.MaskedNode):
         return "nothing"
     arrays = [f"{jnp.result_type(leaf)} {list(jnp.shape(leaf))}" for leaf in jax.tree.leaves(part)]
     return f"{'8-bit codes ' * isinstance(part, BlockState)}{' and '.join(arrays) or 'nothing'}"
-
-
-def _checked(name: str, grad: Any, leaf: Array) -> Array:
-    if grad is None:
-        raise ValueError(f"grads{name} is None; give float32, bfloat16 or float16 {list(leaf.shape)}")
-    grad = jnp.asarray(grad)
-    if grad.shape != leaf.shape or grad.dtype not in _DTYPES:
-        raise ValueError(
-            f"grads{name} is {grad.dtype} {list(grad.shape)} and the parameter {list(leaf.shape)}; give float32, "
-            "bfloat16 or float16 of that shape"
-        )
-    wide: Array = grad.astype(jnp.float32)
-    return wide
 
 
 def _advance(

@@ -36,21 +36,22 @@ from octavo_jax.arithmetic.quantize import group_amax
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
 from octavo_jax.arrays.checks import as_count
 from octavo_jax.arrays.exportable import exportable
-from octavo_jax.arrays.flax_bytes import known_to_flax
+from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.arrays.host import is_on_host
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.scaling.summed_states import SUMMED, UNUSED, is_argument_of_gradient, is_unused, unsummed
+from octavo_jax.scaling.summed_states import SUMMED, UNUSED, is_argument_of_gradient, is_unused, refusing_sums
 
 
 @exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScalingHistory:
-    """Of one operand.
+    """What delayed scaling knows of one operand, by group.
 
-    history  [H, G] float32   slot 0 collects this step's running amax, the last slot is the latest finished step
-    scale    [G] float32      encode scales
+    history  [H, G] float32   amaxes: slot 0 collects that of the current step, and the last slot has that of the latest
+                              finished one
+    scale    [G] float32      encode scales, by which the operand is multiplied before it is rounded to codes
     """
 
     history: Array
@@ -61,10 +62,11 @@ class ScalingHistory:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DelayedState:
-    """Of one layer: its input, its kernel, and the gradient of its output.
+    """Delayed scaling's state of one layer: histories of its input, its kernel, and the gradient of its output.
 
-    Made of arguments of a function that `jax.grad` differentiates, by JAX itself or by hand, it stands for them: where
-    several calls take it and JAX adds up what they record, the "gradient" of these arguments is NaN, or a ValueError.
+    A state is checked where `jax.grad` differentiates with respect to it, whether JAX or the user's code has made it
+    from the arguments: where several calls take one state and JAX adds up what they record, the "gradient" is NaN, or
+    a ValueError.
     """
 
     x: ScalingHistory
@@ -74,7 +76,7 @@ class DelayedState:
     def __post_init__(self) -> None:
         histories = self.x, self.kernel, self.grad
         if any(isinstance(one, ScalingHistory) and is_argument_of_gradient(one.scale) for one in histories):
-            for name, one in zip(("x", "kernel", "grad"), unsummed(histories), strict=True):
+            for name, one in zip(("x", "kernel", "grad"), refusing_sums(histories), strict=True):
                 object.__setattr__(self, name, one)
 
 

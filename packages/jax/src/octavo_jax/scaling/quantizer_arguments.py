@@ -1,4 +1,4 @@
-"""What a quantizer takes beside an array and its group sizes."""
+"""The arguments of a quantizer other than its array and group sizes."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class QuantizerArguments(NamedTuple):
     scale: Array | None
 
     def keywords(self) -> dict[str, Any]:
-        """By name."""
+        """As a dict, for a call with `**`."""
         return self._asdict()

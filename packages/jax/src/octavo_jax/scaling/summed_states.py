@@ -1,12 +1,13 @@
-"""A delayed state that comes back from `jax.grad` as a sum of several, or of none.
+"""Noticing that `jax.grad` returns a sum of several delayed states, or of none.
 
-A sum of several is NaN, or a ValueError where values are at hand; the sum of none, which is 0, is the state before.
+JAX adds up the cotangents of what is used twice, and the cotangent of a state is its new value (see `DelayedState`).
+The uses may be in traces of their own (`jax.checkpoint`, a scan that closes over the state), where none of them can
+notice the others. But all of them meet where the differentiated function is given its state, so that is where this
+module has a rule of differentiation, which sees the state and what came back for it. Every call leaves the scale and
+the finished steps of the history as they were, so a sum of several calls has twice as much or more of all of them.
 
-JAX adds up the cotangents of what is used twice, and a state's is its new value (see `DelayedState`). The uses may be
-in traces of their own (`jax.checkpoint`, a scan that closes over the state), where none of them knows of the others.
-But all of them meet where the differentiated function is given its state. A rule of differentiation there has both the
-state and what came back for it: every call leaves the scale and the finished steps of the history as they were, and a
-sum of several calls has twice as much or more of all of them.
+A sum of several states becomes NaN, or a ValueError where values lie on a CPU. The sum of none is 0 and becomes the
+state from before.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ def is_unused(history: Any, scale: Any) -> Any:
 
 
 @jax.custom_vjp
-def unsummed(histories: Histories) -> Histories:
-    """`histories` of the operands of a layer, each with arrays `history` [..., H, G] and `scale` [..., G].
+def refusing_sums(histories: Histories) -> Histories:
+    """The identity of a layer's histories, whose "gradient" is checked.
 
-    Where the "gradient" that comes back for them is a sum of several calls', scales and running amaxes are NaN, which
-    the next update keeps; ValueError where it lies on a CPU. Where it is 0, as a branch that did not run leaves it, it
-    is what it was before.
+    histories   one for each operand, with arrays `history` [..., H, G] and `scale` [..., G]
+
+    A "gradient" that is a sum of several calls' states gets scales and running amaxes of NaN, which the next update
+    keeps; ValueError where it lies on a CPU. One of 0, which a branch that did not run leaves, is replaced by the
+    histories from before.
     """
     return histories
 
@@ -69,10 +72,10 @@ def _checked(before: Histories, after: Histories) -> tuple[Histories]:
     summed = _is_sum(before[0], after[0], [one.history[..., 0, :] for one in after])
     if is_on_host(summed) and bool(summed.any()):
         raise ValueError(SUMMED)
-    return (tuple(_told(*both, summed) for both in zip(before, after, strict=True)),)
+    return (tuple(_corrected(*both, summed) for both in zip(before, after, strict=True)),)
 
 
-unsummed.defvjp(lambda histories: (histories, histories), _checked)
+refusing_sums.defvjp(lambda histories: (histories, histories), _checked)
 
 
 @jax.jit
@@ -93,7 +96,7 @@ def _is_multiple(value: Array, of: Array) -> Array:
 
 
 @jax.jit
-def _told(before: Any, after: Any, summed: Array) -> Any:
+def _corrected(before: Any, after: Any, summed: Array) -> Any:
     unused = is_unused(after.history, after.scale)
     scale = jnp.where(unused, before.scale, after.scale)
     history = jnp.where(jnp.expand_dims(unused, -2), before.history, after.history)

@@ -23,14 +23,14 @@ class Block(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The blocks of one shard: `lead` are the tokens' leading axes there, E and F their meaning (1: no such axis)."""
+    """The blocks of tokens on one shard; `lead` are the lengths of the tokens' leading axes there."""
 
     placement: Placement
     lead: tuple[int, ...]
 
     @classmethod
     def of(cls, placement: Placement, group_sizes: Array) -> Blocks:
-        """Of group sizes [*B, G]."""
+        """The blocks of a shard whose group sizes are [*B, G]."""
         return cls(placement, group_sizes.shape[:-1])
 
     def _count(self, letter: str) -> int:
@@ -38,12 +38,12 @@ class Blocks(NamedTuple):
 
     @property
     def experts(self) -> int:
-        """E."""
+        """The number of expert blocks, 1 without such an axis."""
         return self._count("e")
 
     @property
     def data(self) -> int:
-        """F."""
+        """The number of data blocks, 1 without such an axis."""
         return self._count("f")
 
     def __iter__(self) -> Iterator[Block]:

@@ -1,7 +1,8 @@
 """Calls that a mesh does not fit, each refused by a ValueError that names both sides and the fix.
 
 `check_shards`     shapes that the shards do not divide evenly
-`check_unnamed`    calls without roles of mesh axes whose arrays are sharded all the same: XLA would gather their tokens
+`check_whole`      arrays that are sharded, of functions that take whole ones
+`check_has_roles`  calls that give no mesh axis a role while their arrays are sharded: XLA would gather the tokens
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def check_shards(placement: Placement | None, recipe: Recipe | None, x: Array, k
 
 
 def _shards(placement: Placement, letter: Letter) -> tuple[int, str]:
-    """How many, and the axes in words."""
-    axes = placement.auto(placement.axes_of(letter))
+    """The number of shards along a dimension, and the roles that make them, in words."""
+    axes = placement.free_among(placement.axes_of(letter))
     named = [f"{role}={getattr(placement.axes, role)!r}" for role in _roles(placement, axes)]
     return placement.size(axes), " and ".join(named)
 
@@ -123,7 +124,7 @@ def _cut(operands: dict[str, Any], leading: int | None = None) -> Iterator[tuple
                     yield name, list(leaf.shape), spec
 
 
-def check_unnamed(function: str, sharding: MeshAxes | None, **operands: Any) -> None:
+def check_has_roles(function: str, sharding: MeshAxes | None, **operands: Any) -> None:
     """ValueError where no mesh axis has a role and an argument of `function` is cut by an Explicit mesh, or, without
     `sharding`, where the caller is manual over some axes of a mesh and leaves others to XLA, which would gather what a
     custom call reads.

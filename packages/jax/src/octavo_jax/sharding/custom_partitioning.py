@@ -1,11 +1,11 @@
 """Auto meshes that are known when XLA partitions the program, and no sooner: `custom_partitioning`.
 
-Such are `jax.jit(..., in_shardings=...)` lowered from shapes, and the old `with mesh:`. The program holds the function
-of whole arrays; XLA's partitioner asks for the one of shards, and gets the local function with its collectives on
-exactly the specs of `octavo_jax.sharding.specs`, whatever sharding it had guessed. Shardy guesses by the rule, GSPMD,
-where JAX still has it, by `infer_sharding_from_operands`.
+These are meshes of `jax.jit(..., in_shardings=...)` lowered from shapes, and of the old `with mesh:`. The program holds
+a function of whole arrays. When XLA's partitioner asks for that of shards, it gets the local function with its
+collectives, on exactly the specs of `octavo_jax.sharding.specs`, whatever sharding it had guessed. Shardy guesses by
+the rule; GSPMD, where JAX still has it, by `infer_sharding_from_operands`.
 
-A limit of JAX's: no vmap, no export, and no hit in the persistent compilation cache.
+JAX's custom_partitioning has limits: no vmap, no export, and no hit in the persistent compilation cache.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from octavo_jax.layouts.shares import entries_of
 from octavo_jax.sharding.placement import Letter, Placement, partitioned
 from octavo_jax.sharding.placement_of_call import check_axes
 from octavo_jax.sharding.shardy_rules import Names, shardy_rule
@@ -95,9 +96,8 @@ def _flat(placement: Placement, specs: Any, operands: Any) -> list[list[Names]]:
 
     def add(spec: PartitionSpec, arrays: Any) -> None:
         for array in jax.tree.leaves(arrays):
-            spec_entries = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
-            entries = [tuple(same.get(letter, letter) for letter in names) for names in spec_entries]
-            flat.append([*entries, *[()] * (array.ndim - len(entries))])
+            letters: Any = entries_of(spec, array.ndim)
+            flat.append([tuple(same.get(letter, letter) for letter in names) for names in letters])
 
     jax.tree.map(add, specs, operands, is_leaf=lambda node: isinstance(node, PartitionSpec))
     return flat

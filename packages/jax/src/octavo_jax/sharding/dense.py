@@ -17,7 +17,7 @@ from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes, in_force
-from octavo_jax.sharding.conflicts import check_unnamed, check_whole
+from octavo_jax.sharding.conflicts import check_has_roles, check_whole
 from octavo_jax.sharding.explicit import explicit_axes, placed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.placement_of_call import placement_of
@@ -35,7 +35,7 @@ def matrix_placement(
     """
     is_of_model = sharding is None
     sharding = in_force(sharding)
-    check_unnamed(function, sharding, x=x, **operands)
+    check_has_roles(function, sharding, x=x, **operands)
     if sharding is None:
         return None
     if is_of_model and sharding.fsdp_dim == "G":
@@ -53,7 +53,7 @@ def matrix_placement(
             f"{function} was given {sharding!r} and no mesh is in scope, so the number of shards is "
             "unknown; call it under jax.set_mesh(mesh)"
         )
-    axes = placement.auto(placement.axes_of("f"))
+    axes = placement.free_among(placement.axes_of("f"))
     shards = placement.size(axes)
     if not axes or (shards == 1 and x.ndim < 2):
         return placement

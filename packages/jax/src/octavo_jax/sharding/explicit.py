@@ -11,13 +11,13 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
+from octavo_jax.layouts.shares import Entries, entries_of, spelled
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight
 
 _Mesh = Any  # jax.sharding.AbstractMesh, which mypy takes for Any
-_Entries = tuple[tuple[str, ...], ...]
 
 
 def explicit_axes(mesh: _Mesh | None) -> frozenset[str]:
@@ -46,10 +46,10 @@ def placed(mesh: _Mesh | None, name: str, array: jax.Array, spec: PartitionSpec,
     for axis, (now, then) in enumerate(zip(placed_on, target, strict=True)):
         if now != then[: len(now)] or (tokens and now != then and not lying.mesh.empty):
             raise ValueError(
-                f"{name} {list(array.shape)} is placed as {_spelled(placed_on)} and sharding needs {_spelled(target)}: "
+                f"{name} {list(array.shape)} is placed as {spelled(placed_on)} and sharding needs {spelled(target)}: "
                 f"its axis {axis} is cut over {now or 'nothing'}, not over {then or 'nothing'}; give "
                 f"octavo_jax.MeshAxes roles that fit, or move the array first: "
-                f"jax.sharding.reshard({name}, {_spelled(target)})"
+                f"jax.sharding.reshard({name}, {spelled(target)})"
             )
     moved: jax.Array = jax.sharding.reshard(array, PartitionSpec(*target))  # type: ignore[no-untyped-call]
     return moved
@@ -92,12 +92,6 @@ def placed_state(placement: Placement, name: str, state: DelayedState) -> Delaye
     return DelayedState(history("x"), history("kernel"), history("grad"))
 
 
-def _entries(spec: Any, rank: int, axes: frozenset[str]) -> _Entries:
-    """The mesh axes of each dimension, those of `axes` alone."""
-    entries = [() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in spec]
-    return tuple(tuple(one for one in entry if one in axes) for entry in [*entries, *[()] * (rank - len(entries))])
-
-
-def _spelled(entries: _Entries) -> str:
-    parts = (repr(entry[0]) if len(entry) == 1 else repr(entry) if entry else "None" for entry in entries)
-    return f"P({', '.join(parts)})"
+def _entries(spec: Any, rank: int, axes: frozenset[str]) -> Entries:
+    """The axes that a PartitionSpec names for each dimension, without those that are not among `axes`."""
+    return tuple(tuple(name for name in names if name in axes) for names in entries_of(spec, rank))

@@ -5,7 +5,7 @@ Columns are whole on every shard here: a scale, a gate's partner and a row's sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -118,7 +118,7 @@ def fused_rows(
         (rows, specs.WHOLE, specs.sizes(placement), per_row, specs.WHOLE, specs.WHOLE, per_group),
         (specs.quantized_rows(placement, form, column), {name: known[name] for name in names}),
     )
-    return replace(planes.shared(q), group_sizes=group_sizes), _extras(extras)
+    return replace(planes.shared(q), group_sizes=group_sizes), Extras(**extras)
 
 
 def _over_data(placement: Placement, blocks: Blocks, each: list[Array]) -> Array:
@@ -130,7 +130,3 @@ def _over_data(placement: Placement, blocks: Blocks, each: list[Array]) -> Array
         else:
             totals[-1] = totals[-1] + sums
     return summed(placement, jnp.concatenate(totals), placement.data)
-
-
-def _extras(joined: Mapping[str, Array]) -> Extras:
-    return Extras(**joined)

@@ -88,7 +88,7 @@ def rows_product(
     remaining: Letter = "o" if gemm == "fprop" else "i"
 
     def local(rows: Rows, w: GemmOperand, sizes: Array, bias: Array | None, scales: Array | None) -> Array:
-        partial = placement.auto(placement.several(contracted))
+        partial = placement.free_among(placement.several(contracted))
         blocks, rows = Blocks.of(placement, sizes), planes.on_shard(placement, rows, ("m", contracted))
         whole = _whole_kernel(placement, w, direction, weight, blocks.experts)
         biases = None if bias is None else bias.reshape(blocks.experts, -1, bias.shape[-1])

@@ -19,13 +19,13 @@ from octavo_jax.sharding.placement import Placement
 
 def summed(placement: Placement, x: Array, axes: tuple[str, ...]) -> Array:
     """x summed over those of `axes` that this package made manual itself; over the caller's, JAX's transpose sums."""
-    own = placement.auto(axes)
+    own = placement.free_among(axes)
     total: Array = lax.psum(x, own) if own else x  # type: ignore[no-untyped-call]
     return total
 
 
-def unsummed(placement: Placement | None) -> tuple[str, ...]:
-    """The caller's manual axes over which a layer's y is a partial sum; () elsewhere."""
+def partial_sum_axes(placement: Placement | None) -> tuple[str, ...]:
+    """The caller's manual axes over which a layer's y is only a partial sum; () where it is the whole."""
     if placement is None:
         return ()
     manual = placement.manual
@@ -33,12 +33,12 @@ def unsummed(placement: Placement | None) -> tuple[str, ...]:
 
 
 def on_first(bias: Array | None, axes: tuple[str, ...]) -> Array | None:
-    """The bias on the first shard and zeros on the others, so that a sum over `axes` has it once."""
+    """The bias on the first shard and zeros on the others, so that a sum over `axes` adds it once."""
     return bias if bias is None or not axes else jnp.where(lax.axis_index(axes) == 0, bias, 0)
 
 
 def summed_result(y: Array, axes: tuple[str, ...], recipe: Recipe | None, x: Array, preferred: Any) -> Array:
-    """The sum of float32 y over `axes`, rounded once to the dtype that y is asked in; itself where there are none."""
+    """The sum of float32 y over `axes`, rounded once to the dtype that the caller wants of y; y itself without axes."""
     if not axes:
         return y
     total: Array = lax.psum(y, axes)  # type: ignore[no-untyped-call]

@@ -15,8 +15,13 @@ from jax.sharding import AxisType
 from octavo_jax.sharding.axes import MeshAxes, Role
 
 Letter = Literal["e", "f", "m", "h", "g", "k", "n", "i", "o"]
-"""Dimensions: expert blocks and data blocks; rows and groups of a block of tokens, which nothing cuts; the kernel's
-groups, K and N, which fsdp may cut; tokens' in-features and out-features, which it does not."""
+"""A dimension of a layer's arrays.
+
+e, f      expert blocks and data blocks of tokens
+m, h      rows and groups of one block, which no mesh axis cuts
+g, k, n   the kernel's groups, K and N, which fsdp may cut
+i, o      tokens' in-features and out-features, which fsdp does not cut
+"""
 
 Route = Literal["single", "auto", "explicit", "manual", "partly manual", "auto, mesh unknown"]
 
@@ -43,7 +48,7 @@ _partitioned: ContextVar[_Mesh | None] = ContextVar("octavo_jax_partitioned", de
 
 @contextmanager
 def partitioned(mesh: _Mesh) -> Iterator[None]:
-    """While a program is partitioned over `mesh`: placements that knew of no mesh have this one."""
+    """A context for the time while a program is partitioned, in which placements without a mesh have this one."""
     token = _partitioned.set(mesh)
     try:
         yield
@@ -53,13 +58,13 @@ def partitioned(mesh: _Mesh) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Mesh axes of every dimension of a layer's arrays.
+    """The mesh axes that cut each dimension of a layer's arrays.
 
-    axes    roles
-    mesh    the abstract mesh; None: one device, or a mesh that is known when XLA partitions the program
-    blocks  the leading axes of the tokens as the caller gave them
-    experts one leading axis is of expert blocks, not of data blocks
-    one_matrix   the kernel has no groups that ep could shard: it shards tokens, inside of dp and fsdp
+    axes         the roles of mesh axes
+    mesh         the abstract mesh; None: one device, or a mesh that is not known before XLA partitions the program
+    blocks       the lengths of the tokens' leading axes, as the caller gave them
+    experts      whether one leading axis is of expert blocks and not of data blocks
+    one_matrix   whether the kernel has no groups, so that ep shards tokens, inside of dp and fsdp
     """
 
     axes: MeshAxes
@@ -98,14 +103,14 @@ class Placement:
 
     @property
     def block_letters(self) -> tuple[Letter, ...]:
-        """Of the tokens' leading axes: (E, F), (E,) or (F,)."""
+        """The letters of the tokens' leading axes: ("e", "f"), ("e",), ("f",) or ()."""
         if len(self.blocks) == 2:
             return ("e", "f")
         experts = self.experts or (self.axes.ep and not self.one_matrix)
         return () if not self.blocks else ("e",) if experts else ("f",)
 
     def count(self, letter: Letter) -> int:
-        """Blocks along "e" or "f"."""
+        """The number of blocks along "e" or "f", 1 where there is no such axis."""
         return dict(zip(self.block_letters, self.blocks, strict=True)).get(letter, 1)
 
     def axes_of(self, letter: Letter) -> tuple[str, ...]:
@@ -125,13 +130,13 @@ class Placement:
         dim = self.axes.tp_dim if role == "tp" else self.axes.fsdp_sharded
         return self.axes.names(role) if dim.lower() == letter else ()
 
-    def auto(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Those axes that specs name: the caller is not manual over them."""
+    def free_among(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `names` that the caller is not manual over: the axes that PartitionSpecs may name here."""
         manual = self.manual
         return tuple(name for name in names if name not in manual)
 
     def size(self, names: tuple[str, ...]) -> int:
-        """Shards along these axes."""
+        """The number of shards along these axes together."""
         mesh = _partitioned.get() if self.mesh is None else self.mesh
         return 1 if mesh is None else math.prod(mesh.shape[name] for name in names)
 
@@ -145,12 +150,12 @@ class Placement:
 
     @property
     def gathered_letter(self) -> Letter:
-        """The dimension that they shard."""
+        """The dimension of the kernel along which its shards are gathered."""
         letters: dict[str, Letter] = {"G": "g", "K": "k", "N": "n"}
         return letters[self.axes.fsdp_sharded]
 
     def several(self, letter: Letter) -> tuple[str, ...]:
-        """Axes along which there are shards of a dimension."""
+        """The axes that cut a dimension into several shards: those of more than one device."""
         return self._several(self.axes_of(letter))
 
     def indexed(self, letter: Letter) -> tuple[str, ...]:
@@ -183,12 +188,12 @@ class Placement:
         return self.mesh is None and bool(self.axes.every)
 
     def gemm_size(self, letter: Letter, length: int) -> int:
-        """What a GEMM sees of a dimension of the kernel that the caller gave as `length`."""
+        """The length that a GEMM on one shard sees of a dimension of the kernel, which the caller gave as `length`."""
         manual = self.manual
         gathered = tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual)
-        return length * self.size(gathered) // self.size(self.auto(self._kernel_axes(letter, "tp")))
+        return length * self.size(gathered) // self.size(self.free_among(self._kernel_axes(letter, "tp")))
 
     def whole_size(self, letter: Letter, length: int) -> int:
-        """A dimension of the kernel once the shards that the caller is manual over are gathered."""
+        """The length of a dimension of the kernel after the shards that the caller is manual over are gathered."""
         manual = self.manual
         return length * self.size(tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual))

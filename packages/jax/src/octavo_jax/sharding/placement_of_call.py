@@ -1,4 +1,4 @@
-"""The placement of a call, from its arguments and the mesh in scope, and what it wants of one array."""
+"""The placement of a call, from its arguments and the mesh in scope, and how one of its arrays should be placed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
 from octavo.caller import Place
-from octavo_jax.layouts.moves import Called, Wanted
+from octavo_jax.layouts.moves import Called, WantedPlacement
 from octavo_jax.layouts.shares import MeshShape, entries_of
 from octavo_jax.sharding.axes import ROLES, MeshAxes
 from octavo_jax.sharding.placement import Placement, mesh_of
@@ -43,7 +43,7 @@ def placement_of(
 
 
 def check_axes(axes: MeshAxes, there: tuple[str, ...]) -> None:
-    """ValueError where a role names an axis that the mesh has not."""
+    """ValueError where a role names an axis that the mesh does not have."""
     for role in ROLES:
         for name in axes.names(role):
             if name not in there:
@@ -55,10 +55,10 @@ def check_axes(axes: MeshAxes, there: tuple[str, ...]) -> None:
 
 def wanted_of(
     called: Called, placement: Placement | None, name: str, array: Array, spec: PartitionSpec, place: Place
-) -> Wanted | None:
-    """What a layer wants of the placement of its argument `name`; None where types say it, or the caller has cut it.
+) -> WantedPlacement | None:
+    """How the argument `name` of a layer should be placed; None where its type says it, or the caller has cut it.
 
-    spec   of `octavo_jax.sharding.specs`; without roles it is of what is whole everywhere
+    spec   from `octavo_jax.sharding.specs`; without roles that of an array which every device has whole
     """
     mesh = mesh_of(array) if placement is None or placement.route == "single" else placement.mesh
     if mesh is not None:
@@ -71,4 +71,4 @@ def wanted_of(
         entries = entries_of(spec, array.ndim)
         if placement.deferred:
             entries = tuple(sum(map(placement.axes_of, letters), ()) for letters in entries)  # type: ignore[arg-type]
-    return Wanted(called.function, name, mesh, entries, called.moves, place)
+    return WantedPlacement(called.function, name, mesh, entries, called.moves, place)

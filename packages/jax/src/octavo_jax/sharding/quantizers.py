@@ -102,7 +102,7 @@ def quantize_rows(
         of_experts = jnp.concatenate([recorded(each, placement.data) for each in amaxes]) if records else None
         return blocks.join(parts), of_experts
 
-    shard = x.shape[-1] // placement.size(placement.auto(placement.axes_of(column)))
+    shard = x.shape[-1] // placement.size(placement.free_among(placement.axes_of(column)))
     form = planes.form_of(planes.spec_of_plan(plan, (x.shape[-2], shard), groups))
     per_group = specs.groups(placement)
     result: Quantized = run(
@@ -169,7 +169,7 @@ def quantize_kernel(
 
     def local(w: Array, seed: Array | None, offset: Any, scale: Array | None) -> Quantized:
         function = _function(plan, Span(placement.several(columns), placement.several(rows)), records)
-        here = placement.count("e") // placement.size(placement.auto(placement.indexed("e")))
+        here = placement.count("e") // placement.size(placement.free_among(placement.indexed("e")))
         groups = w.shape[0] // here
         parts, amaxes = [], []
         for e in range(here):
@@ -181,7 +181,7 @@ def quantize_kernel(
                 amaxes.append(recorded([amax], ()))
         return join_experts(parts), jnp.concatenate(amaxes) if records else None
 
-    cut = {letter: placement.size(placement.auto(placement.axes_of(letter))) for letter in ("g", rows, columns)}
+    cut = {letter: placement.size(placement.free_among(placement.axes_of(letter))) for letter in ("g", rows, columns)}
     groups = w.shape[0] // placement.count("e") // cut["g"]
     shape = (groups, w.shape[1] // cut[rows], w.shape[2] // cut[columns])
     form = planes.form_of(planes.spec_of_plan(plan, shape, groups))

@@ -50,7 +50,7 @@ def spec_of(placement: Placement, letters: Letters) -> PartitionSpec:
 def _names(placement: Placement, letter: Letter | None) -> tuple[str, ...]:
     if letter is None:
         return ()
-    return (letter,) if placement.deferred else placement.auto(placement.axes_of(letter))
+    return (letter,) if placement.deferred else placement.free_among(placement.axes_of(letter))
 
 
 def _entry(names: tuple[str, ...]) -> Any:

@@ -14,6 +14,7 @@ import octavo_numerics
 import octavo_registry
 from octavo import QuantizerSpec, Recipe
 from octavo.health import FIELDS, numbers_of
+from octavo_cli.own_scales import own_scales
 from octavo_registry.contract.frameworks import PLANES
 
 DEFINITION = "definition"
@@ -106,7 +107,7 @@ def weight_numbers(
         numbers[name] = {}
         for weight, values in weights[name].items():
             array = values.astype(ml_dtypes.bfloat16)
-            total = octavo_numerics.tensor_stats(array, spec, scale=_delayed_scale(array, spec)).total()
+            total = octavo_numerics.tensor_stats(array, spec, scale=own_scales(array, spec)).total()
             numbers[name][weight] = numbers_of([float(getattr(total, field)[0]) for field in FIELDS])
     return numbers
 
@@ -120,7 +121,7 @@ def _compare(
     compared, differing = 0, dict.fromkeys(frameworks, 0)
     for weight in weights.values():
         array = weight.astype(ml_dtypes.bfloat16)
-        scale = _delayed_scale(array, spec)
+        scale = own_scales(array, spec)
         expected = octavo_numerics.quantize(array, spec, scale=scale)
         expected_planes = {
             plane: _bytes(getattr(expected, plane)) for plane in PLANES if getattr(expected, plane) is not None
@@ -142,15 +143,6 @@ def _quantized_planes(
     quantized = bridge.quantize(bridge.from_numpy(array), spec, scale=encode_scale)
     planes = {plane: getattr(quantized, plane) for plane in PLANES}
     return {plane: _bytes(bridge.to_numpy(value)) for plane, value in planes.items() if value is not None}
-
-
-def _delayed_scale(array: NDArray[Any], spec: QuantizerSpec) -> NDArray[np.float32] | None:
-    """Delayed scaling takes its encode scale from history; here the weights' own amax stands for it."""
-    if spec.scaling != "delayed":
-        return None
-    amax = np.abs(array.astype(np.float32)).max(axis=(1, 2))
-    scale: NDArray[np.float32] = np.float32(448.0) / np.maximum(amax, np.float32(1e-30))
-    return scale
 
 
 def _bytes(array: Any) -> NDArray[np.uint8]:

@@ -93,6 +93,20 @@ class LossTable:
         return f"{100 * (run.final.loss / against - 1):+.2f} %"
 
 
+class RunLines:
+    """A `Watcher` that prints one line for each run that has ended."""
+
+    def stepped(self, run: Run) -> None:
+        """Nothing: a step is not worth a line."""
+
+    def evaluated(self, run: Run) -> None:
+        """Nothing: neither is an evaluation."""
+
+    def finished(self, run: Run) -> None:
+        """The recipe, the seed, the held-out loss and the time."""
+        print_line(f"{run.recipe:<14} seed {run.seed}  held out {run.final.loss:.4f}  {run.seconds:.1f} s")
+
+
 def print_summary(results: Results) -> None:
     """Summary of a run: held-out loss, gap with its spread, and the comparison of bits."""
     rows = []

@@ -8,10 +8,10 @@ import sys
 from importlib import metadata
 from itertools import product
 
+from octavo_conformance.cards.fused_variants import of_activations, of_norms
 from octavo_conformance.cards.needs import Need
 from octavo_conformance.cards.targets import Target
 from octavo_conformance.cards.variants import RAGGED, RECIPES, QuantizerVariant, RecipeVariant
-from octavo_conformance.oracles.fused import of_activations, of_norms
 from octavo_conformance.problems.case import Case
 from octavo_registry import API_LEVEL, strange_recipes
 from octavo_registry.contract.cards import QUANTIZERS, BackendCard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from octavo_conformance.cards.fused_variants import of_activations, of_gradients, of_norms, one_gradient
 from octavo_conformance.cards.needs import needs, needs_the_rest
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.functions import activated, activated_gradient, normalized, width
@@ -18,10 +19,6 @@ from octavo_conformance.oracles.fused import (
     assert_row_products,
     call,
     draw_inputs,
-    of_activations,
-    of_gradients,
-    of_norms,
-    one_gradient,
     values_alone,
 )
 from octavo_conformance.problems.case import Case, Measure

@@ -1,4 +1,4 @@
-"""Docstrings here are contracts in plain text: aligned columns stay aligned, the rest flows.
+"""Docstrings as reStructuredText. Here they are plain text, in which aligned columns stay aligned and the rest flows.
 
 A paragraph in which a line has a word, two or more blanks and more text is a table and becomes a literal block; in
 other paragraphs `names` become literals and characters that mean something to reStructuredText are escaped.

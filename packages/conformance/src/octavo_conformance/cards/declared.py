@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
+from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_conformance.cards import variants
+from octavo_conformance.cards.fused_variants import of_activations, of_gradients, of_norms
 from octavo_conformance.cards.needs import Need
 from octavo_conformance.cards.targets import Target
 from octavo_conformance.cards.variants import FusedVariant, QuantizerVariant, RecipeVariant, Variant
-from octavo_conformance.oracles.fused import of_activations, of_gradients, of_norms
-from octavo_conformance.problems.case import OPERANDS
 from octavo_registry.contract.cards import MOVES, OPTIMIZERS, QUANTIZERS, ROUTERS, Capability
 
 ANY = "any dtype"
@@ -146,7 +146,7 @@ def _needed(need: Need, variant: Variant) -> set[Declared]:
         gemms = GEMMS if variant.gemm is None else (variant.gemm,)
         needed = {Declared(gemm, variant.recipe.for_gemm(gemm).kind, variant.dtype) for gemm in gemms}
         if variant.gemm is None:
-            specs = [variant.recipe.quantizer(operand) for operand in OPERANDS]
+            specs = [variant.recipe.quantizer(operand) for operand in get_args(Operand)]
             needed |= {Declared("quantize", spec.scaling, variant.dtype) for spec in specs if spec is not None}
         return needed
     return {Declared(need.op, variant.kind, ANY if need.op == "dequantize" else variant.dtype)}

@@ -1,4 +1,4 @@
-"""Dataclasses of arrays in `flax.serialization`, which knows the types that were registered with it and no others."""
+"""Dataclasses of arrays in files of `flax.serialization`, which writes only types that were registered with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def known_to_flax(*kinds: type[Any]) -> None:
-    """Have `flax.serialization` write and restore these dataclasses, where a program has imported it."""
+    """Register these dataclasses with `flax.serialization`, if the program has imported it."""
     serialization = sys.modules.get("flax.serialization")
     if serialization is None:
         return

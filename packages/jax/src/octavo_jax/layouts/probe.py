@@ -1,12 +1,12 @@
-"""An operation that computes nothing and learns, when XLA partitions the program, how arrays are placed.
+"""A probe: an operation that computes nothing and finds out, when XLA partitions the program, how arrays are placed.
 
-Under `jax.jit` on Auto meshes nobody knows where an array is until XLA has partitioned the program. So next to each
-array that a layer reads, the program has a custom call. XLA's partitioner asks here for its shards, shows how its
-operand is placed, and leaves it out of what is compiled. The call's text is the same in every process and has no
-address in it, so that the persistent compilation cache serves the program; one that comes from there is not
-partitioned again, and nothing is said of it.
+Under `jax.jit` on Auto meshes the placement of an array is not known until XLA has partitioned the program. So the
+program has a custom call for each array that a layer reads. XLA's partitioner asks this module how to shard that call,
+and passes the placement of its operand along; the call itself is left out of the compiled program. Its text is the same
+in every process and holds no address, so that the persistent compilation cache serves the program. A program that
+comes from the cache is not partitioned again, and nothing is reported of it.
 
-Nothing is observed on one device, where the caller is manual over all axes, in a program for `jax.export`, and on
+There are no probes on one device, where the caller is manual over all axes, in a program for `jax.export`, and on
 platforms other than CPUs and GPUs.
 """
 
@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo
 
-from octavo_jax.layouts.moves import Move, Wanted, move_of, tell
+from octavo_jax.layouts.moves import Move, WantedPlacement, move_of, tell
 from octavo_jax.layouts.shares import MeshShape, shares_of_slices, shares_of_tiles
 
 TARGET = "octavo_placement"
@@ -35,26 +35,27 @@ PLATFORMS = frozenset({"cpu", "cuda", "rocm", "gpu"})
 _ir: Any = mlir.ir
 
 
-def observed(array: Array, wanted: Wanted) -> Array:
-    """`array`, read by nothing but what computes: told of where it is placed otherwise than wanted.
+def probed(array: Array, wanted: WantedPlacement) -> Array:
+    """`array` with a probe, which reports where it is placed otherwise than wanted.
 
-    A residual that is saved for a backward pass should be the array itself, which `jax.lax.scan` need not stack again.
+    Give the result to what computes. A residual for a backward pass should be `array` itself, which `jax.lax.scan`
+    need not stack again.
     """
-    seen: Array = _observe.bind(array, array, wanted=(wanted,))
+    seen: Array = _probe.bind(array, array, wanted=(wanted,))
     return seen
 
 
-def observed_beside(result: Array, arrays: tuple[Array, ...], wanted: tuple[Wanted, ...]) -> Array:
-    """`result`, with the placement of `arrays` observed wherever it is used; differentiable."""
-    seen: Array = _observe.bind(result, *arrays, wanted=wanted)
+def probed_beside(result: Array, arrays: tuple[Array, ...], wanted: tuple[WantedPlacement, ...]) -> Array:
+    """`result` with a probe of each of `arrays`, which is in every program that uses `result`; differentiable."""
+    seen: Array = _probe.bind(result, *arrays, wanted=wanted)
     return seen
 
 
-_observe: Any = Primitive(TARGET)  # JAX leaves its methods untyped
-_observe.def_abstract_eval(lambda passed, *seen, wanted: passed)
+_probe: Any = Primitive(TARGET)  # JAX leaves its methods untyped
+_probe.def_abstract_eval(lambda passed, *seen, wanted: passed)
 
 
-def _eagerly(passed: Array, *seen: Array, wanted: tuple[Wanted, ...]) -> Array:
+def _eagerly(passed: Array, *seen: Array, wanted: tuple[WantedPlacement, ...]) -> Array:
     for array, one in zip(seen, wanted, strict=True):
         move = move_of_array(array, one)
         if move is not None:
@@ -62,24 +63,24 @@ def _eagerly(passed: Array, *seen: Array, wanted: tuple[Wanted, ...]) -> Array:
     return passed
 
 
-_observe.def_impl(_eagerly)
+_probe.def_impl(_eagerly)
 
 
-def _jvp(primals: Any, tangents: Any, *, wanted: tuple[Wanted, ...]) -> Any:
-    return _observe.bind(*primals, wanted=wanted), tangents[0]
+def _jvp(primals: Any, tangents: Any, *, wanted: tuple[WantedPlacement, ...]) -> Any:
+    return _probe.bind(*primals, wanted=wanted), tangents[0]
 
 
-def _batched(arrays: Any, dims: Any, *, wanted: tuple[Wanted, ...]) -> Any:
+def _batched(arrays: Any, dims: Any, *, wanted: tuple[WantedPlacement, ...]) -> Any:
     pairs = zip(wanted, dims[1:], strict=True)
     moved = tuple(one.with_axis(dim) if isinstance(dim, int) else one for one, dim in pairs)
-    return _observe.bind(*arrays, wanted=moved), dims[0]
+    return _probe.bind(*arrays, wanted=moved), dims[0]
 
 
-ad.primitive_jvps[_observe] = _jvp
-batching.primitive_batchers[_observe] = _batched
+ad.primitive_jvps[_probe] = _jvp
+batching.primitive_batchers[_probe] = _batched
 
 
-def move_of_array(array: Array, wanted: Wanted) -> Move | None:
+def move_of_array(array: Array, wanted: WantedPlacement) -> Move | None:
     """What has to move of a concrete array; None where nothing has to, or it is on no mesh yet."""
     sharding = array.sharding
     mesh = getattr(sharding, "mesh", None)
@@ -95,17 +96,17 @@ def move_of_array(array: Array, wanted: Wanted) -> Move | None:
 
 @dataclass
 class _Lowered:
-    """What the text of a custom call stands for in the program that was lowered last."""
+    """What the text of a custom call stands for in the program that was lowered last, and the moves reported of it."""
 
-    wanted: Wanted
-    told: set[Move] = field(default_factory=set)
+    wanted: WantedPlacement
+    reported: set[Move] = field(default_factory=set)
 
 
 _lowered: OrderedDict[str, _Lowered] = OrderedDict()
 _MOST = 4096
 
 
-def _lower(ctx: Any, passed: Any, *seen: Any, wanted: tuple[Wanted, ...]) -> list[Any]:
+def _lower(ctx: Any, passed: Any, *seen: Any, wanted: tuple[WantedPlacement, ...]) -> list[Any]:
     module = ctx.module_context
     devices = _devices(module.axis_context)
     here = PLATFORMS.issuperset(module.platforms) and not module.lowering_parameters.for_export
@@ -117,17 +118,17 @@ def _lower(ctx: Any, passed: Any, *seen: Any, wanted: tuple[Wanted, ...]) -> lis
     return [passed]
 
 
-mlir.register_lowering(_observe, _lower)
+mlir.register_lowering(_probe, _lower)
 
 
 def _devices(context: Any) -> int:
-    """Over which XLA partitions what is lowered here: 1 where the caller is manual over all of them."""
+    """The number of devices over which XLA partitions what is lowered here; 1 where the caller is manual over all."""
     if isinstance(context, mlir.SPMDAxisContext):
         return MeshShape.of(context.mesh, frozenset(context.manual_axes)).devices
     return context.num_devices if isinstance(context, mlir.ShardingContext) else 1
 
 
-def _mesh_of_program(context: Any, wanted: Wanted) -> MeshShape:
+def _mesh_of_program(context: Any, wanted: WantedPlacement) -> MeshShape:
     """The mesh of a program that was traced without one."""
     mesh = getattr(context, "abstract_mesh", None) or old_meshes.thread_resources.env.physical_mesh
     if mesh.empty:
@@ -138,8 +139,8 @@ def _mesh_of_program(context: Any, wanted: Wanted) -> MeshShape:
     return MeshShape.of(mesh)
 
 
-def _call(value: Any, aval: Any, wanted: Wanted) -> None:
-    """The custom call that XLA's partitioner asks about `value`."""
+def _call(value: Any, aval: Any, wanted: WantedPlacement) -> None:
+    """Add the custom call for `value`, about which XLA's partitioner will ask."""
     known = {name: part for name, part in vars(wanted).items() if name != "place"}
     text = json.dumps({**known, "shape": aval.shape, "dtype": str(_ir.RankedTensorType(value.type).element_type)})
     _lowered[text] = _Lowered(wanted)
@@ -159,15 +160,15 @@ def _call(value: Any, aval: Any, wanted: Wanted) -> None:
 
 
 def _partition(shapes: Any, tiles: Any, _shape: Any, _tiles: Any, text: bytes) -> Any:
-    """XLA's partitioner: how the operand is placed is told, and the operand itself is the unread result."""
+    """Called by XLA's partitioner: reports how the operand is placed. The result, the operand itself, is never read."""
     (shape,), (placed,) = shapes, tiles
     known = json.loads(text)
     lowered = _lowered.get(text.decode())
     if lowered is not None and placed.is_tiled():  # what is replicated is everywhere already
         wanted, size = lowered.wanted, shape.numpy_dtype().itemsize
         move = move_of(wanted, shape.dimensions(), size, shares_of_tiles(placed, shape.dimensions()))
-        if move is not None and move not in lowered.told:
-            lowered.told.add(move)
+        if move is not None and move not in lowered.reported:
+            lowered.reported.add(move)
             tell(move, wanted.policy, wanted.place)
     part = "x".join([*map(str, placed.tile(shape).dimensions()), known["dtype"]])
     same = f"func.func @main(%a: tensor<{part}>) -> tensor<{part}> {{ return %a : tensor<{part}> }}"
