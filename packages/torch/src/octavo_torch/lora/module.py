@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from octavo_torch.arrays.checks import brief, check_count, check_device, check_flag, known_backends
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.operands import check_layout
+from octavo_torch.arrays.operands import check_layout, check_not_nested
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.coded_weight import CodedWeight, values_of
@@ -148,7 +148,7 @@ class GroupedLoRA(nn.Module, Adapter):
         """
         shape = (self.num_groups, self.out_features, self.in_features)
         if isinstance(weight, Tensor):
-            check_layout("weight", weight)
+            check_not_nested("weight", weight)  # the sum is torch's own, and right of DTensors
         if not isinstance(weight, Tensor) or tuple(weight.shape) != shape or weight.dtype not in DTYPE_NAMES:
             raise ValueError(f"weight is {brief(weight)}; give {list(shape)} in bfloat16, float16 or float32")
         if weight.device != self.lora_A.device:
