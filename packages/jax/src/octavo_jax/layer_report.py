@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,13 +15,13 @@ from jax.typing import DTypeLike
 
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
-from octavo_jax.arrays.sizes import GroupSizes, in_one_array
+from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, in_one_array
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.dispatch.room import Room
 from octavo_jax.layouts.moves import Move
 from octavo_jax.linear.argument_places import UNKNOWN, ArgumentPlaces
-from octavo_jax.linear.arguments import as_array, check_operands
+from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
@@ -93,7 +94,10 @@ def explain(
     of_experts = ExpertRows.of(sharding, x, group_sizes)
     x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)
-    check_operands(x, kernel, weight, None, placement)
+    groups, _, _ = check_operands(x, kernel, weight, None, placement)
+    blocks = () if placement is None else placement.blocks
+    rows = x.shape[-2] if x.ndim == len(blocks) + 2 else math.prod(x.shape[:-1])
+    check_sizes_fit(as_group_sizes(group_sizes, rows, blocks), groups, placement)
     check_shards(placement, recipe, x, kernel, weight)
     options = LayerOptions.of(recipe, preferred_element_type, backend=backend, room=room)
     layer = layer_for(options, x, kernel, weight=weight, placement=placement)

@@ -55,6 +55,17 @@ def test_grouped_dense(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "case", ["negative", "sum past M", "count", "float sizes", "orientation", "dtype", "y's dtype"]
+)
+def test_explain_refuses_what_the_layer_refuses(case: str) -> None:
+    """With its sentence: no report of a layer that would not run."""
+    changes, message = CASES[case]
+    arguments: dict[str, Any] = {"x": X, "kernel": KERNEL, "group_sizes": [3, 5], "recipe": MX} | changes
+    with pytest.raises(ValueError, match=message):
+        octavo_jax.explain(**arguments)
+
+
 def test_a_state_of_another_history() -> None:
     """A state remembers the steps of the recipe that it was made for: another number would roll another history."""
     short, long = octavo.DelayedScaling(history=4), octavo.DelayedScaling(history=6)

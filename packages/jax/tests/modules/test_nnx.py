@@ -51,6 +51,21 @@ def test_each_call_takes_another_seed(x: Any, monkeypatch: pytest.MonkeyPatch) -
     assert int(module.calls[...]) == 3
 
 
+def test_calls_are_not_counted_in_a_file(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of numpy's arrays, as a file and `jax.device_get` give it, goes on: without nnx.jit its count was raised
+    in the array that the caller holds, or refused where that is read-only."""
+    monkeypatch.setattr(grouped, "grouped_dense", lambda x, *_, seed, **__: seed)
+    module: Any = octavo_nnx.GroupedLinear(G, K, N, recipe=STOCHASTIC, rngs=nnx.Rngs(0))
+    module(x, SIZES)
+    for writable in (True, False):
+        saved = jax.tree.map(np.array, nnx.state(module))
+        jax.tree.map(lambda array, flag=writable: array.setflags(write=flag), saved)
+        wanted = [np.asarray(module(x, SIZES)) for _ in range(2)]
+        nnx.update(module, saved)
+        assert np.array_equal([module(x, SIZES) for _ in range(2)], wanted)
+        assert int(saved["calls"][...]) == int(module.calls[...]) - 2
+
+
 def test_a_call_that_cannot_be_counted_says_what_to_do(x: Any) -> None:
     """Flax's own sentence speaks of a SeedState that cannot be mutated, which no user has written; a seed of the call's
     own needs no count."""

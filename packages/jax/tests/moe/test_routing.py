@@ -216,6 +216,15 @@ def test_bad_arguments() -> None:
         r"x has shape \[3, 5\] and the routing needs 4": lambda: moe.permute(jnp.zeros((3, 5)), routing),
         r"rows has shape \[4, 5\] and the routing needs 8": lambda: moe.combine(jnp.zeros((4, 5)), routing),
         r"rows has shape \[8\]": lambda: moe.combine(jnp.zeros(8), routing),
+        r"x has shape \[3, 5\] and the routing needs 4 .*, one row per token": lambda: moe.routed_mlp(
+            jnp.zeros((3, 5)), routing, jnp.zeros((3, 5, 4)), jnp.zeros((3, 2, 5)), recipe=None
+        ),
+        r"routing.weights has shape \[4, 3\] .*; give float32 \[4, 2\]": lambda: moe.combine(
+            jnp.zeros((8, 5)), replace(routing, weights=jnp.ones((4, 3)))
+        ),
+        "routing.weights has .* dtype bfloat16; give float32": lambda: moe.row_weights(
+            replace(routing, weights=routing.weights.astype(jnp.bfloat16))
+        ),
     }
     for sentence, call in cases.items():
         with pytest.raises(ValueError, match=sentence):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from octavo_jax.counting import count_runs
 from octavo_jax.functions.activations import activate
 from octavo_jax.functions.norms import normalize
 from octavo_jax.mlp.mlp import grouped_mlp
+from octavo_jax.quantizers.functional import dequantize, quantize
 from octavo_jax.quantizers.fused import act_quantize, dact_quantize, norm_quantize
 from octavo_jax.reference.backend import ReferenceBackend
 from octavo_registry import BackendCard, Bound, Capability, Request, hookimpl
@@ -150,7 +152,8 @@ def test_the_quantizer_s_choice_decides(register: Any) -> None:
 
 
 def test_no_derivative_is_made_up() -> None:
-    """Differentiating a fused quantizer is refused with a sentence, not zeros: in its rows and in what they meet."""
+    """Differentiating a fused quantizer is refused with a sentence, not zeros: in its rows and in what they meet. So is
+    what reads codes and scales."""
     rows, probs, gamma = jnp.ones((M, F)), jnp.ones(M), jnp.ones(F)
     how: dict[str, Any] = {"activation": "silu", "backend": "jax-reference"}
     calls: dict[Any, tuple[Any, ...]] = {
@@ -166,6 +169,10 @@ def test_no_derivative_is_made_up() -> None:
         for argument in range(len(given)):
             with pytest.raises(TypeError, match="codes have no derivative"):
                 jax.grad(lambda *given, call=call: call(*given)[0].rowwise_scale.sum(), argument)(*given)
+    q = quantize(rows, ROW, backend="jax-reference")
+    for plane in ("rowwise", "rowwise_scale"):
+        with pytest.raises(TypeError, match="codes have no derivative"):
+            jax.grad(lambda part, plane=plane: dequantize(replace(q, **{plane: part})).sum())(getattr(q, plane))
 
 
 X, ONES = jnp.ones((8, 32)), jnp.ones(32)

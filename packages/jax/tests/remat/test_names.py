@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
@@ -96,6 +98,27 @@ def test_several_names_keep_one_array() -> None:
         return [leaf.shape for leaf in jax.tree.leaves(pull)]
 
     assert saved("outer", "inner") == saved("outer") == saved("inner")
+
+
+def test_an_array_of_the_callers_own_keeps_its_gradient(rng: np.random.Generator) -> None:
+    """With a name that a policy saves and without: named by its bits, an activation had a gradient of zeros. Codes have
+    none, and say so; without a derivative they are named, and so are numpy's arrays."""
+    x = jnp.asarray(rng.standard_normal(7), jnp.float32)
+
+    def loss(x: Any, name: Any) -> Any:
+        return jnp.sum(jnp.sin(name(jnp.exp(x))))
+
+    named = partial(loss, name=lambda y: name_bits(y, "mine"))
+    wanted = jax.jit(jax.grad(partial(loss, name=lambda y: y)))(x)
+    assert np.asarray(wanted).all()
+    for function in (named, jax.checkpoint(named, policy=save_quantized("mine"))):
+        assert np.array_equal(jax.jit(jax.grad(function))(x), wanted)
+
+    codes = partial(loss, name=lambda y: name_bits(y.astype(jnp.float8_e4m3fn), "mine").astype(jnp.float32))
+    with pytest.raises(TypeError, match="name_bits was given floats of 8 bits and differentiated"):
+        jax.grad(codes)(x)
+    assert codes(x).dtype == jnp.float32
+    assert name_bits(np.ones(3), "mine").dtype == jnp.float32
 
 
 @pytest.mark.parametrize(

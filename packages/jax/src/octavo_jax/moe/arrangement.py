@@ -138,9 +138,15 @@ def named(x: Array, name: str | None) -> Array:
 
 
 def check_routing(routing: object) -> None:
-    """ValueError for anything but a Routing."""
+    """ValueError for anything but a Routing, and for weights in one that are not one float32 per choice."""
     if not isinstance(routing, Routing):
         raise ValueError(f"routing is a {type(routing).__name__}; give what moe.route or moe.arrange returned")
+    weights, wanted = routing.weights, routing.position.shape
+    if weights.shape != wanted or jax.dtypes.canonicalize_dtype(weights.dtype) != jnp.float32:
+        raise ValueError(
+            f"routing.weights has shape {list(weights.shape)} and dtype {weights.dtype}; give float32 {list(wanted)}, "
+            "one per choice"
+        )
 
 
 def check_mask(mask: Array | None, tokens: int) -> None:

@@ -25,7 +25,7 @@ from octavo_jax.moe.layer.autograd import MoeArrays, octavo_moe
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes, check_weights_on
 from octavo_jax.moe.layer.kept import Places
 from octavo_jax.moe.layer.plan import moe_plan_of
-from octavo_jax.moe.permutation import combine, permute, row_weights
+from octavo_jax.moe.permutation import check_tokens, combine, permute, row_weights
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_jax.sharding.placement import Placement, mesh_of
@@ -74,6 +74,7 @@ def routed_mlp(
     check_arrays(x=x, wi=wi, wo=wo)
     x, wi, wo = as_array("x", x), as_array("wi", wi), as_array("wo", wo)
     check_experts(x, weights_on)
+    check_tokens(x, routing)
     form, weight_codes = check_form(form), check_weight_codes(weight_codes)
     sharding = in_force(sharding)
     options = MlpOptions(

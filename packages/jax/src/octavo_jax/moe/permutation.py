@@ -37,7 +37,7 @@ def permute(x: Array, routing: Routing, *, backend: BackendNames = None) -> Arra
     check_arrays(x=x)
     x = as_array("x", x)
     check_routing(routing)
-    _check_first(x, routing.position.shape[0], "x", "one row per token")
+    check_tokens(x, routing)
     check_whole("permute", leading=1, x=x)
     arrays = x, routing.order, routing.position, end_of(routing.group_sizes)
     moves = moves_for(x.dtype, Served.of(x, backend)) if x.ndim == 2 else COMPOSED
@@ -83,6 +83,11 @@ def combine(
     moves = moves_for(rows.dtype, Served.of(rows, backend))
     y: Array = _combined(rows, weights, *where, dtype, moves) if weighted else _summed(rows, *where, dtype, moves)
     return y
+
+
+def check_tokens(x: Array, routing: Routing) -> None:
+    """ValueError unless x [T, ...] has as many tokens as the routing."""
+    _check_first(x, routing.position.shape[0], "x", "one row per token")
 
 
 def _check_first(x: Array, needed: int, name: str, what: str) -> None:

@@ -158,9 +158,10 @@ class QuantizedModule(nnx.Module):
 
 def _counted_seed(base_seed: SeedState, calls: SeedState) -> Array:
     """The seed words of this call, which is counted."""
-    seed = next_seed(base_seed[...], calls[...])
+    before = jnp.asarray(calls[...])
+    seed = next_seed(base_seed[...], before)
     try:
-        calls[...] = calls[...] + 1
+        calls.set_value(before + 1)  # `calls[...] = ` would write into an array of numpy's, as a file gives it
     except TraceContextError:
         raise TraceContextError(_UNCOUNTED) from None  # type: ignore[no-untyped-call]
     return seed

@@ -139,7 +139,8 @@ def dequantize(
     preferred_element_type   float32, whose values are exact; or bfloat16 or float16, to which these are rounded once
 
     Hadamard column data stay in the Hadamard domain and in their padded rows, [block_bound(M, G, 16) * 16, K].
-    Raises ValueError for a plane that q does not have, NoBackendError when nothing reads its layouts.
+    Raises ValueError for a plane that q does not have, NoBackendError when nothing reads its layouts, and TypeError
+    where a derivative is taken in codes or scales.
     """
     if not isinstance(q, GroupedTensor):
         raise ValueError(f"q is a {type(q).__name__}; give what octavo_jax.quantize returned")
@@ -149,4 +150,4 @@ def dequantize(
     payload, _, _ = q.plane(direction)
     layouts = (q.spec.rowwise_layout, q.spec.columnwise_layout)
     plan = dequantizer_for(q.spec.quantizer, payload, layouts, backend, preferred_element_type)
-    return plan.run(q, direction)  # type: ignore[no-any-return]
+    return plan.run(undifferentiated(q), direction)  # type: ignore[no-any-return]

@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME, Direction, Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.functions.derivatives import refusing_derivatives
 
 _UNSIGNED: dict[int, DTypeLike] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+
+_codes = refusing_derivatives(
+    "octavo_jax.name_bits was given floats of 8 bits and differentiated; it names their bits, which have no "
+    "derivative: name what they are made of, or give it jax.lax.stop_gradient(x)"
+)
 
 NAMED_OPERANDS: dict[Operand, str] = {"x": "x", "w": "kernel"}
 """Operands as their names call them. dy has no name: nothing recomputes a backward pass."""
@@ -44,8 +51,22 @@ def name_array(x: Array, name: str) -> Array:
     return named
 
 
-def name_bits(x: Array, *names: str) -> Array:
+def name_bits(x: Array | np.ndarray, *names: str) -> Array:
     """x, known to checkpoint policies by each of `names`; a policy that saves several keeps one array.
+
+    Differentiable, but for floats of 8 bits. Those are codes, whose bits are named, for `jax.checkpoint` would change
+    some where it saves floats; TypeError where a derivative is taken through them.
+    """
+    x = jnp.asarray(x)
+    if _is_float(x) and x.dtype.itemsize == 1:
+        return _named_bits(_codes(x), *names)
+    for name in names:
+        x = name_array(x, name)
+    return x
+
+
+def _named_bits(x: Array, *names: str) -> Array:
+    """`name_bits` of what has no derivative, of any dtype.
 
     `jax.checkpoint` puts saved floats through an IEEE `reduce_precision`, which turns e4m3fn values above 240 into
     NaN on XLA:CPU; so the names go to the bits, and the bit casts around them cost nothing.
@@ -74,7 +95,7 @@ def name_planes(q: GroupedTensor, name: str | None) -> GroupedTensor:
     for leaf in leaves.values():
         if leaf is not None and id(leaf) not in named:
             planes = _directions_of(leaf, leaves)
-            named[id(leaf)] = name_bits(leaf, name, *(plane_name(operand, plane, name) for plane in planes))
+            named[id(leaf)] = _named_bits(leaf, name, *(plane_name(operand, plane, name) for plane in planes))
     leaves_by_field = {field: None if leaf is None else named[id(leaf)] for field, leaf in leaves.items()}
     return GroupedTensor(q.spec, q.group_sizes, **leaves_by_field)
 
