@@ -28,10 +28,16 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 
 def local(session: nox.Session, distributions: list[str], kernels: Kernels | None = None) -> list[str]:
-    """Arguments that install these packages from here: editable, and octavo-native as its one wheel."""
+    """Arguments that install these packages from here: editable, and octavo-native as its one wheel.
+
+    The editable ones stand in a file of requirements: uv builds what its command line names anew in each session, half
+    a second for a package, and once for all sessions what a file names.
+    """
     pure = [name for name in distributions if name != NATIVE]
-    editable = [part for name in pure for part in ("-e", str(ROOT / DIRECTORIES[name]))]
-    return editable if NATIVE not in distributions else [*editable, str(native_wheel(session, kernels)[0])]
+    listed = Path(str(session.virtualenv.location), "from-here.txt")
+    listed.write_text("".join(f"-e {ROOT / DIRECTORIES[name]}\n" for name in pure))
+    arguments = ["-r", str(listed)]
+    return arguments if NATIVE not in distributions else [*arguments, str(native_wheel(session, kernels)[0])]
 
 
 def install(session: nox.Session, *distributions: str, extra: tuple[str, ...] = ()) -> None:
