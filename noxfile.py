@@ -288,7 +288,8 @@ def third_party(session: nox.Session) -> None:
         session.run("octavo", "new", "zenith")
         build(session, folder / "plugin", "zenith-octavo")
         session.install(*map(str, (folder / "plugin").glob("*.whl")))
-        session.run("octavo", "conform", "zenith", *session.posargs, env=share_bytecode(session))
+        settings = settings_of_tests(session, "as users have it") | share_bytecode(session)
+        session.run("octavo", "conform", "zenith", *session.posargs, env=settings)
 
 
 @nox.session
