@@ -53,7 +53,11 @@ def effort_of(package: str) -> Effort:
 
 
 def run_pytest(
-    session: nox.Session, *arguments: str, xla: Effort = "as users have it", python: str | None = None
+    session: nox.Session,
+    *arguments: str,
+    xla: Effort = "as users have it",
+    compiles_twice: bool = False,
+    python: str | None = None,
 ) -> None:
     """pytest with one worker per core; what XLA compiles is kept where the same is compiled again.
 
@@ -61,12 +65,13 @@ def run_pytest(
     JAX has eight devices everywhere: tests of sharding need them, and a program compiled for another number of devices
     is another program. PYTEST_XDIST_AUTO_NUM_WORKERS sets another number of workers; one is this process itself.
 
-    xla      how it compiles
-    python   the interpreter of another environment; None is the session's own
+    xla             how it compiles
+    compiles_twice  many of its programs, which one worker keeps, too
+    python          the interpreter of another environment; None is the session's own
     """
     count = int(os.environ.get(WORKERS) or min(CORES, 8))
     workers = str(count if count > 1 else 0)
-    settings = settings_of_tests(session, xla, keep_programs=count > 1 or xla != "in a hurry")
+    settings = settings_of_tests(session, xla, keep_programs=compiles_twice or count > 1 or xla != "in a hurry")
     if python is None:
         settings |= share_bytecode(session)
     pytest = ("pytest",) if python is None else (python, "-m", "pytest")
