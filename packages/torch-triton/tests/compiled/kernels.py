@@ -53,7 +53,7 @@ _TYPES = {
     torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
-_QUICK_MOVES = (80, 120)
+_QUICK_MOVES = (80,)
 _QUICK_FP32 = (90,)
 _QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-current")}
 """With powers of two, which are subtracted, in bytes, and divided."""
@@ -210,7 +210,7 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
             for written in launches_of(octavo.recipe(name), f"sm_{chip}"):
                 is_gemm = _product(written) is not None
                 telling = name == "fp8-block" or (chip == 100 and name in ("mxfp8", "nvfp4"))
-                wanted = written.constants.get("TURNED") is False and telling
+                wanted = is_gemm and written.constants.get("TURNED") is False and telling
                 if (chip, name) in _QUICK_WGRADS:
                     wanted |= written.kernel is _QUICK_WGRADS[chip, name] and not written.constants.get("ACCUMULATE")
                 if not is_gemm and (chip, name) in _QUICK_QUANTIZERS:
