@@ -72,6 +72,18 @@ def test_every_framework_gives_the_bits_of_the_definition(name: str, operand: st
         _assert_same_planes(_bits(framework, got, sizes), want, f"{framework.name}, {operand} in {name}")
 
 
+@pytest.mark.parametrize(("name", "operand"), [("fp8-current", "x"), ("nvfp4", "dy")])
+def test_xla_makes_the_codes_of_the_definition(name: str, operand: str, rng: np.random.Generator) -> None:
+    """As users have it. The suite sees all others of the reference's codes, in programs that LLVM has not optimized."""
+    spec = octavo.recipe(name).quantizer(operand)
+    assert spec is not None
+    numbers = (rng.standard_normal((ROWS, 80)) * np.exp2(rng.integers(-8, 8, (ROWS, 80)))).astype(np.float32)
+    numbers[SIZES.sum() :] = np.nan
+    got = jax.jit(lambda x: octavo_jax.quantize(x, spec, SIZES, seed=7, backend="jax-reference"))(numbers)
+    want = octavo_numerics.valid(octavo_numerics.quantize(numbers, spec, SIZES, seed=7))
+    _assert_same_planes(_bits(octavo_registry.framework("jax"), got, SIZES), want, f"{operand} in {name}")
+
+
 @pytest.mark.parametrize("name", ["fp8-row", "fp8-block", "mxfp8", "nvfp4"])
 def test_fused_quantizers_give_the_bits_of_what_they_rounded(name: str, rng: np.random.Generator) -> None:
     """XLA as users have it fuses an activation with its quantizer, and still rounds between them."""
@@ -82,7 +94,7 @@ def test_fused_quantizers_give_the_bits_of_what_they_rounded(name: str, rng: np.
 
     @jax.jit
     def in_jax(x: jax.Array, sizes: jax.Array) -> Any:
-        return octavo_jax.act_quantize(x, spec, sizes, activation="swiglu", seed=7)
+        return octavo_jax.act_quantize(x, spec, sizes, activation="swiglu", seed=7, backend="jax-reference")
 
     got = {
         "torch": octavo_torch.act_quantize(

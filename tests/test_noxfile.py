@@ -100,6 +100,19 @@ def test_sessions_share_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(files) == 1
 
 
+def test_packages_are_named_in_a_file_of_requirements(tmp_path: Path) -> None:
+    """uv builds what its command line names anew in every session, and once what a file names."""
+    names = {"octavo-core": "packages/core", "octavo-native": "native"}
+    wheel = tmp_path / "native.whl"
+    local = _run(
+        "local", Path=Path, ROOT=ROOT, DIRECTORIES=names, NATIVE="octavo-native", native_wheel=lambda *_: (wheel, None)
+    )
+    session = SimpleNamespace(virtualenv=SimpleNamespace(location=str(tmp_path)))
+    option, listed, *others = local(session, list(names))
+    assert (option, others) == ("-r", [str(wheel)])
+    assert Path(listed).read_text() == f"-e {ROOT / 'packages/core'}\n"
+
+
 LATE = """
 import os
 

@@ -28,10 +28,16 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 
 def local(session: nox.Session, distributions: list[str], kernels: Kernels | None = None) -> list[str]:
-    """Arguments that install these packages from here: editable, and octavo-native as its one wheel."""
+    """Arguments that install these packages from here: editable, and octavo-native as its one wheel.
+
+    The editable ones stand in a file of requirements: uv builds what its command line names anew in each session, half
+    a second for a package, and once for all sessions what a file names.
+    """
     pure = [name for name in distributions if name != NATIVE]
-    editable = [part for name in pure for part in ("-e", str(ROOT / DIRECTORIES[name]))]
-    return editable if NATIVE not in distributions else [*editable, str(native_wheel(session, kernels)[0])]
+    listed = Path(str(session.virtualenv.location), "from-here.txt")
+    listed.write_text("".join(f"-e {ROOT / DIRECTORIES[name]}\n" for name in pure))
+    arguments = ["-r", str(listed)]
+    return arguments if NATIVE not in distributions else [*arguments, str(native_wheel(session, kernels)[0])]
 
 
 def install(session: nox.Session, *distributions: str, extra: tuple[str, ...] = ()) -> None:
@@ -47,7 +53,11 @@ def effort_of(package: str) -> Effort:
 
 
 def run_pytest(
-    session: nox.Session, *arguments: str, xla: Effort = "as users have it", python: str | None = None
+    session: nox.Session,
+    *arguments: str,
+    xla: Effort = "as users have it",
+    compiles_twice: bool = False,
+    python: str | None = None,
 ) -> None:
     """pytest with one worker per core; what XLA compiles is kept where the same is compiled again.
 
@@ -55,12 +65,13 @@ def run_pytest(
     JAX has eight devices everywhere: tests of sharding need them, and a program compiled for another number of devices
     is another program. PYTEST_XDIST_AUTO_NUM_WORKERS sets another number of workers; one is this process itself.
 
-    xla      how it compiles
-    python   the interpreter of another environment; None is the session's own
+    xla             how it compiles
+    compiles_twice  many of its programs, which one worker keeps, too
+    python          the interpreter of another environment; None is the session's own
     """
     count = int(os.environ.get(WORKERS) or min(CORES, 8))
     workers = str(count if count > 1 else 0)
-    settings = settings_of_tests(session, xla, keep_programs=count > 1 or xla != "in a hurry")
+    settings = settings_of_tests(session, xla, keep_programs=compiles_twice or count > 1 or xla != "in a hurry")
     if python is None:
         settings |= share_bytecode(session)
     pytest = ("pytest",) if python is None else (python, "-m", "pytest")

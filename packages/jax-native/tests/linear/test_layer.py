@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -70,6 +71,12 @@ def _gradients(dense: Dense) -> Callable[..., tuple[Array, Array]]:
     return jax.grad(loss, (0, 1))
 
 
+@cache
+def _program(recipe: Recipe) -> Callable[..., tuple[Array, Array]]:
+    """A recipe's gradients, compiled once for the tests that compare something else with them."""
+    return jax.jit(_gradients(_dense(recipe)))
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
 def test_gradients_are_the_definitions(
     compiled: bool, recipe: Recipe, rng: Any, layer_of: Any, assert_product: Any
@@ -112,14 +119,12 @@ def test_wide_results_of_narrow_operands(rng: Any, layer_of: Any, assert_product
 def test_one_program_for_every_size_vector(recipe: Recipe, rng: Any, sizes_of: Any, same_bits: Any) -> None:
     """Sizes are values: traced once, and the same bits as with these sizes alone (faults.md 36)."""
     x, kernel = _inputs(rng)
-    gradients = _gradients(_dense(recipe))
-    traced = jax.jit(gradients)
+    traced = jax.jit(_gradients(_dense(recipe)))
     for _ in range(3):
         sizes = jnp.asarray(sizes_of(rng, SHAPE[3], SHAPE[0]))
-        for mine, alone in zip(
-            traced(x, kernel, sizes), jax.jit(_gradients(_dense(recipe)))(x, kernel, sizes), strict=True
-        ):
-            same_bits(mine, alone, str(sizes))
+        found = traced(x, kernel, sizes)
+    for mine, alone in zip(found, jax.jit(_gradients(_dense(recipe)))(x, kernel, sizes), strict=True):
+        same_bits(mine, alone, str(sizes))
     assert traced._cache_size() == 1
 
 
@@ -181,9 +186,8 @@ def test_eval_shape_and_lowering_for_cuda(recipe: Recipe) -> None:
 def test_recomputation_has_the_bits(policy: Any, recipe: Recipe, rng: Any, same_bits: Any) -> None:
     """jax.checkpoint changes when things are computed, not what (faults.md 42, 43)."""
     x, kernel = _inputs(rng)
-    dense = _dense(recipe)
-    again = jax.jit(_gradients(jax.checkpoint(dense, policy=policy)))(x, kernel, jnp.asarray(SIZES))
-    for mine, kept in zip(again, jax.jit(_gradients(dense))(x, kernel, jnp.asarray(SIZES)), strict=True):
+    again = jax.jit(_gradients(jax.checkpoint(_dense(recipe), policy=policy)))(x, kernel, jnp.asarray(SIZES))
+    for mine, kept in zip(again, _program(recipe)(x, kernel, jnp.asarray(SIZES)), strict=True):
         same_bits(mine, kept, "recomputed")
 
 
@@ -217,11 +221,9 @@ def test_vmap_over_tokens_and_sizes(recipe: Recipe, rng: Any, sizes_of: Any, sam
     _, kernel = _inputs(rng)
     x = jnp.asarray(rng.standard_normal((3, *SHAPE[:2])), jnp.bfloat16)
     sizes = jnp.asarray(np.stack([sizes_of(rng, SHAPE[3], SHAPE[0]) for _ in range(3)]))
-    gradients = _gradients(_dense(recipe))
-    batched = jax.jit(jax.vmap(gradients, in_axes=(0, None, 0)))(x, kernel, sizes)
-    alone = jax.jit(gradients)
+    batched = jax.jit(jax.vmap(_gradients(_dense(recipe)), in_axes=(0, None, 0)))(x, kernel, sizes)
     for i in range(3):
-        for many, one in zip(batched, alone(x[i], kernel, sizes[i]), strict=True):
+        for many, one in zip(batched, _program(recipe)(x[i], kernel, sizes[i]), strict=True):
             same_bits(many[i], one, f"batch {i}")
 
 
@@ -245,7 +247,7 @@ def test_vmap_over_accumulators(rng: Any, same_bits: Any) -> None:
 def test_repeats_and_threads_change_no_bit(recipe: Recipe, rng: Any, same_bits: Any) -> None:
     """The same call, the same bits (faults.md 22, 41)."""
     x, kernel = _inputs(rng)
-    gradients = jax.jit(_gradients(_dense(recipe)))
+    gradients = _program(recipe)
     first = gradients(x, kernel, jnp.asarray(SIZES))
     for _ in range(3):
         for mine, other in zip(gradients(x, kernel, jnp.asarray(SIZES)), first, strict=True):

@@ -129,15 +129,16 @@ def test_a_batch_that_shares_a_state_records_one_maximum(rng: np.random.Generato
         return jnp.sum(jax.vmap(jax.vmap(lambda x, dy: one(state, x, dy)[0]))(*batches))
 
     def in_turn(state: DelayedState) -> Any:
-        total: Any = 0.0
-        for x, dy in zip(xs, dys, strict=True):
-            loss, state = one(state, x, dy)
-            total = total + loss
-        return total
+        def call(state: DelayedState, rows: Any) -> Any:
+            loss, state = one(state, *rows)
+            return state, loss
+
+        return jnp.sum(jax.lax.scan(call, state, (xs, dys))[1])
 
     state = octavo_jax.init_delayed(RECIPE, G)
+    steps = [jax.jit(jax.grad(function)) for function in (in_turn, at_once, nested)]
     for _ in range(2):  # in the second step, the first one's amaxes are in the history
-        expected, *batched = (jax.jit(jax.grad(function))(state) for function in (in_turn, at_once, nested))
+        expected, *batched = (step(state) for step in steps)
         for made in batched:
             for (path, a), b in zip(jax.tree.leaves_with_path(made), jax.tree.leaves(expected), strict=True):
                 assert np.array_equal(a, b), path

@@ -54,7 +54,7 @@ _TYPES = {
     torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
 }  # fmt: skip
-_QUICK_MOVES = (80, 120)
+_QUICK_MOVES = (80,)
 _QUICK_FP32 = (90,)
 _QUICK_QUANTIZERS = {(90, "fp8-block"), (80, "mxfp8"), (80, "fp8-current")}
 """With powers of two, which are subtracted, in bytes, and divided."""
@@ -219,8 +219,8 @@ def selection(quick: bool) -> Iterator[tuple[int, str, Written]]:
             for written in launches_of(octavo.recipe(name), f"sm_{chip}"):
                 is_gemm = _product(written) is not None
                 telling = name == "fp8-block" or (chip == 100 and name in ("mxfp8", "nvfp4"))
-                of_rows = "COLUMNWISE" if is_gemm and "COLUMNWISE" in written.constants else "TURNED"
-                wanted = written.constants.get(of_rows) is False and telling
+                of_dgrad = written.constants.get("COLUMNWISE", written.constants.get("TURNED"))
+                wanted = is_gemm and of_dgrad is False and telling
                 if (chip, name) in _QUICK_WGRADS:
                     wanted |= written.kernel is _QUICK_WGRADS[chip, name] and not written.constants.get("ACCUMULATE")
                 if not is_gemm and (chip, name) in _QUICK_QUANTIZERS:
