@@ -64,7 +64,7 @@ def test_a_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 NOT_CACHES = {
     "compiler/operators.py:IMPLEMENTATIONS": "one entry per operator that a package defines",
     "compiler/status.py:_words": "one word per device, at an address that kernels know",
-    "compiler/status.py:_others": "one word per device, at an address that graphs know",
+    "compiler/status.py:_disagreements": "one word per device, at an address that graphs know",
     "compiler/tracing.py:_registered": "one entry per class of recipes",
 }
 """Module-level containers that begin empty and are bounded by what exists, not by what was called."""

@@ -19,10 +19,11 @@ def test_error_is_within_the_bound(dtype: Any) -> None:
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     info = ml_dtypes.finfo(dtype)
-    low, high = np.log2(float(info.smallest_subnormal)), np.log2(float(info.max)) - 0.01
+    largest = 0.93 * float(info.max)  # above 0.94 of the dtype's, E4M3 may round a value past it
+    low, high = np.log2(float(info.smallest_subnormal)), np.log2(largest)
     exponents = rng.uniform(low, high, (40, 1)) - rng.exponential(4, (40, 300))
     rows = (np.exp2(exponents) * rng.choice([-1, 1], (40, 300))).astype(dtype)
-    rows[0], rows[1, :128] = 0, 0.93 * float(info.max)
+    rows[0], rows[1, :128] = 0, largest
     error = np.abs(keep_rows(rows).astype(np.float64) - rows.astype(np.float64))
     assert keep_rows(rows).dtype == rows.dtype
     assert (error <= kept_rows_bound(rows)).all()
