@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import octavo_torch
-from octavo_torch.moe import move_operators
+from octavo_torch.moe.rows import operators as move_operators
 from octavo_torch_triton.moves import operators as moves
 
 # the interpreter of Triton 3.6 makes integers of arrays [1] where a loop ends at a value

@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from octavo_torch.mlp.module import GroupedMLP
     from octavo_torch.mlp.packed_weight import PackedWeight
     from octavo_torch.mlp.sequential import Sequential
+    from octavo_torch.moe.bytes_kept import KeptBytes, MoeShape, bytes_kept
     from octavo_torch.moe.exchange import ExpertExchange
-    from octavo_torch.moe.kept import KeptBytes, MoeShape, bytes_kept
     from octavo_torch.moe.module import MoE
     from octavo_torch.moe.moe import moe_mlp
     from octavo_torch.moe.parallel.explain import ExchangePlan, explain_exchange
     from octavo_torch.moe.parallel.options import Exchange
     from octavo_torch.moe.parallel.traffic import ExchangedBytes, bytes_exchanged
-    from octavo_torch.moe.permutation import Routing, permute, unpermute
     from octavo_torch.moe.router import Choice, RouterLosses, choose_experts, router_losses
+    from octavo_torch.moe.rows.permutation import Routing, permute, unpermute
     from octavo_torch.observer import Observation, Observer, observe
     from octavo_torch.optimizers.adamw import AdamW
     from octavo_torch.quantizers.extras import Extras
@@ -181,13 +181,13 @@ _DEFINING_MODULES = (
     "distributed.parallel",
     "lora.attach",
     "lora.module",
-    "moe.kept",
+    "moe.bytes_kept",
     "moe.moe",
     "moe.module",
     "moe.parallel.explain",
     "moe.parallel.options",
     "moe.parallel.traffic",
-    "moe.permutation",
+    "moe.rows.permutation",
     "moe.router",
     "linear.quantized_input",
     "linear.quantized_operands",

@@ -85,7 +85,7 @@ from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.quantized_operands import quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.memo import Bounded
-from octavo_torch.moe.move_operators import CHOOSE_OPERATORS, MOVE_OPERATORS, rule_from, rule_text
+from octavo_torch.moe.rows.operators import CHOOSE_OPERATORS, MOVE_OPERATORS, rule_from, rule_text
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule, update_scales

@@ -11,7 +11,7 @@ from moe_layers import RECIPES
 from experts_work.problems import draw, group_of, rows_of, run
 from octavo_torch import Exchange
 from octavo_torch.mlp import gradients
-from octavo_torch.moe import autograd, forward
+from octavo_torch.moe import forward, kept_operands
 from octavo_torch.moe.call import MoeCall
 from octavo_torch.moe.parallel.transports.peer import PeerTransport, _Message
 
@@ -20,8 +20,8 @@ _WATCHED = (
     ("it has come", _Message, "rest"),
     ("weights' codes", forward, "_quantize_weights"),
     ("places", MoeCall, "place"),
-    ("activation", autograd, "activation_again"),
-    ("activation", autograd, "activation_of"),
+    ("activation", kept_operands, "activation_again"),
+    ("activation", kept_operands, "activation_of"),
     ("dw", gradients, "weight_gradient"),
 )
 

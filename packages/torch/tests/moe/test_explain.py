@@ -15,7 +15,7 @@ from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, R
 from octavo_torch import Exchange, GroupedMLP, MoE, add_lora, observe
 from octavo_torch.arithmetic import operators
 from octavo_torch.moe import moe
-from octavo_torch.moe.moves import Moves
+from octavo_torch.moe.rows.moves import Moves
 
 T, E, C, K, F, N = 20, 4, 2, 64, 48, 80
 LAYERS: dict[str, dict[str, Any]] = {

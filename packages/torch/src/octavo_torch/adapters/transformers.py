@@ -31,7 +31,7 @@ from octavo_torch.mlp.mlp import OptionalOperands
 from octavo_torch.mlp.packed_weight import PackedWeight
 from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes
 from octavo_torch.moe.moe import moe_mlp
-from octavo_torch.moe.permutation import permute, through_rows, unpermute
+from octavo_torch.moe.rows.permutation import permute, through_rows, unpermute
 
 TESTED = "5.23.0"
 

@@ -13,12 +13,12 @@ from octavo_registry.contract import moves as contract
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.moe.forms import Form, WeightCodes
-from octavo_torch.moe.moves import Moves
 from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.options import Exchange
 from octavo_torch.moe.parallel.token_exchange import TokenExchange
-from octavo_torch.moe.permutation_autograd import Places
 from octavo_torch.moe.plan import MoePlan
+from octavo_torch.moe.rows.derivatives import Places
+from octavo_torch.moe.rows.moves import Moves
 from octavo_torch.scaling.delayed_state import DelayedState
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo_torch.arrays.checks import brief, on_another_device
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.compiler.autograd_context import AutogradContext
-from octavo_torch.moe.permutation import Routing, permute, unpermute
+from octavo_torch.moe.rows.permutation import Routing, permute, unpermute
 
 
 class ExpertExchange:

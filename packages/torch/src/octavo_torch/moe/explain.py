@@ -26,9 +26,9 @@ from octavo_torch.mlp.arguments import check_operands
 from octavo_torch.mlp.plan import MlpPlan, Needed
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall, MoeOperands
-from octavo_torch.moe.moves import choose_request, move_request
 from octavo_torch.moe.parallel.explain import ExchangePlan, explain_own_exchange
 from octavo_torch.moe.plan import MoePlan
+from octavo_torch.moe.rows.moves import choose_request, move_request
 
 _TORCH = "torch's operations"
 _OBSERVER = "an observer reads them"

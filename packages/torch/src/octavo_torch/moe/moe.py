@@ -29,13 +29,13 @@ from octavo_torch.moe.autograd import moe_function
 from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
 from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
 from octavo_torch.moe.forward import arrive, forward
-from octavo_torch.moe.moves import moves_for, route_for
 from octavo_torch.moe.parallel.agreement import gradient_bits
 from octavo_torch.moe.parallel.exchange_for_call import Sides, check_eager, token_exchange_for
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.own_experts import check_wrapper
 from octavo_torch.moe.plan import moe_plan_for
+from octavo_torch.moe.rows.moves import moves_for, route_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import for_backward
 from octavo_torch.wgrad.postponed import DelayedWgrad

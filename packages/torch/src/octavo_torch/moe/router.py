@@ -25,7 +25,7 @@ from octavo_torch.compiler.recorders import check_not_recorded
 from octavo_torch.compiler.tracing import is_plain, one_call
 from octavo_torch.compiler.transforms import Subject, is_batched, no_transform, transforms_active
 from octavo_torch.moe.arguments import check_choices
-from octavo_torch.moe.moves import Choosers, choosers_for
+from octavo_torch.moe.rows.moves import Choosers, choosers_for
 
 SCORES: tuple[Score, ...] = get_args(Score)
 

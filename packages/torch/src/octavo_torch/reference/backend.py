@@ -15,7 +15,7 @@ from octavo_registry.contract.quantize import BoundDequantize, BoundQuantize, De
 from octavo_registry.contract.request import AnyRequest, DequantizeRequest, GemmRequest, QuantizeRequest
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.moe import move_operators
+from octavo_torch.moe.rows import operators as move_operators
 from octavo_torch.scaling.seeds import seed_tensor
 
 _Operand = GroupedTensor | Tensor | TokenRows[Tensor]

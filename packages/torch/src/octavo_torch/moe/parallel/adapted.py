@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
-from octavo_torch.moe.moves import Moves, moves_for, route_for
 from octavo_torch.moe.parallel.token_exchange import TokenExchange
-from octavo_torch.moe.permutation_autograd import Places
+from octavo_torch.moe.rows.derivatives import Places
+from octavo_torch.moe.rows.moves import Moves, moves_for, route_for
 
 
 class _Trip:

@@ -15,7 +15,6 @@ from torch import Tensor
 from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 from octavo_torch.compiler.status import ExchangeError, disagreement_word, flag_disagreement, flag_left_out
-from octavo_torch.moe.moves import Moves
 from octavo_torch.moe.parallel.agreement import Agreed, Signature, agreements, check_agreement
 from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.options import Bounds, Exchange
@@ -24,7 +23,8 @@ from octavo_torch.moe.parallel.places import Leaving, Returning, bounded, leavin
 from octavo_torch.moe.parallel.transports.collective import CollectiveTransport
 from octavo_torch.moe.parallel.transports.routes import route_of, transport_for
 from octavo_torch.moe.parallel.transports.transport import EQUAL, Outgoing, Shares, Transport
-from octavo_torch.moe.permutation_autograd import Places
+from octavo_torch.moe.rows.derivatives import Places
+from octavo_torch.moe.rows.moves import Moves
 
 
 class Underway(NamedTuple):

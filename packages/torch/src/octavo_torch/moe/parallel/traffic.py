@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.quantizer import Operand
 from octavo_torch.arrays.checks import brief, check_count, check_dtype
 from octavo_torch.moe.arguments import check_choices
-from octavo_torch.moe.kept import MoeShape
+from octavo_torch.moe.bytes_kept import MoeShape
 from octavo_torch.moe.parallel.agreement import HEADER
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.payload import encode

@@ -19,15 +19,15 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.memo import Memo
-from octavo_torch.moe import move_operators
+from octavo_torch.moe.rows import operators
 
 Run = Callable[..., Any]
 
 _FALLBACKS: dict[Move, Run] = {
-    "route": move_operators.route,
-    "permute_rows": move_operators.permute_rows,
-    "combine_rows": move_operators.combine_rows,
-    "dot_rows": move_operators.dot_rows,
+    "route": operators.route,
+    "permute_rows": operators.permute_rows,
+    "combine_rows": operators.combine_rows,
+    "dot_rows": operators.dot_rows,
 }
 _MOVES: tuple[Move, ...] = ("permute_rows", "combine_rows", "dot_rows")
 _functions: Memo[Run] = Memo()

@@ -12,7 +12,7 @@ from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.recorders import check_not_recorded
 from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.compiler.transforms import Subject, check_transform, no_transform, transforms_active
-from octavo_torch.moe.moves import Moves
+from octavo_torch.moe.rows.moves import Moves
 
 ROWS = Subject("permute or unpermute", "tokens are their own batch: give all of them in one call")
 

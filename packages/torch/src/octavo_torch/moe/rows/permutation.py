@@ -21,10 +21,10 @@ from octavo_torch.arrays.operands import check_layout
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import outside_transforms, transforms_active
 from octavo_torch.moe.arguments import check_choices, check_weights
-from octavo_torch.moe.moves import moves_for, route_for
-from octavo_torch.moe.permutation_autograd import ROWS, Places, check_contexts
-from octavo_torch.moe.permutation_autograd import combine as combine_rows
-from octavo_torch.moe.permutation_autograd import permute as permute_rows
+from octavo_torch.moe.rows.derivatives import ROWS, Places, check_contexts
+from octavo_torch.moe.rows.derivatives import combine as combine_rows
+from octavo_torch.moe.rows.derivatives import permute as permute_rows
+from octavo_torch.moe.rows.moves import moves_for, route_for
 
 
 @dataclass(eq=False)

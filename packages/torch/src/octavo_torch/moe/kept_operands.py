@@ -1,0 +1,199 @@
+"""The operands of a MoE layer's backward: kept by its forward, or made again by the functions that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from octavo_registry.contract.moves import TokenRows
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import Sizes, group_sizes_of
+from octavo_torch.compiler.operators import Operators
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.dispatch.layer import Matrix, Rows
+from octavo_torch.linear.autograd import free_saved, may_free, quantize_operand
+from octavo_torch.mlp.call import MlpCall
+from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer
+from octavo_torch.mlp.gradients import check_whole, is_postponed
+from octavo_torch.moe.forward import quantize_once, quantize_tokens, rows_for, weights_as_rows
+from octavo_torch.moe.rows.derivatives import Places
+from octavo_torch.moe.saved import MoeContext
+
+_operators = Operators("octavo_torch")
+_after = _operators.define(
+    "after(Tensor value, Tensor earlier) -> Tensor",
+    lambda value, earlier: value.clone(),
+    lambda value, earlier: torch.empty_like(value),
+)
+"""`value` again, which a compiler cannot have before `earlier`."""
+
+
+class KeptOperands:
+    """The BackwardOperands of a MoE layer: kept, or computed again from what is kept. dy [T, N] is by token."""
+
+    def __init__(self, ctx: MoeContext, dy: Tensor) -> None:
+        call = self._call = ctx.call
+        self._saved, self._tensors, self._reader = ctx.saved, ctx.saved_tensors, ctx.reader
+        self._ctx, self._frees = ctx, may_free(dy)
+        check_whole(ctx.freed)
+        # in a list, from which it is popped, so that it is not held until the backward ends
+        self._dy = [(lambda: dy) if call.token_exchange is None else call.token_exchange.dispatch_gradient(dy)]
+        self._seeds = [seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.seeds, strict=True)]
+        choices = self._get("choices")
+        if choices is None:
+            order, position, routed, self._group_sizes = map(self._tensor, ("order", "position", "routed", "sizes"))
+            self.places = Places(order, position, routed)
+            call.set_sizes(self._group_sizes, order.shape[0])
+        else:
+            # without _after, a compiler would find that forward has computed the same, and keep it
+            self.places, self._group_sizes = call.place(choices if is_plain(dy) else _after(choices, dy))
+        weights = self._get("weights")
+        self.probs = None if weights is None else weights_as_rows(call, weights, self.places)
+        self.bias2 = self._get("bias2")
+        self.bias2_scales = None if self.bias2 is None else self.probs
+        scales = self._pair("scale")
+        self._scales = None if scales[0] is None or scales[1] is None else (scales[0], scales[1])
+
+    @property
+    def sizes(self) -> Sizes:
+        return self._call.sizes
+
+    holds_dy = False  # rows of it are made
+
+    @property
+    def awaits_dy(self) -> bool:
+        return self._call.token_exchange is not None
+
+    def dy(self) -> Tensor:
+        return self._call.moves.results.permute_rows(self._dy.pop()(), *self.places, None)
+
+    @property
+    def dy_codes(self) -> Callable[[DrawnSeed], tuple[Rows, Rows]] | None:
+        return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
+
+    @property
+    def dy_tokens(self) -> Callable[[], TokenRows[Tensor]] | None:
+        return self._dy_as_it_stands if self._call.moe.dy_gathered else None
+
+    def _dy_as_it_stands(self) -> TokenRows[Tensor]:
+        call, dy = self._call.fc2, self._dy.pop()()
+        if self._call.token_exchange is not None and is_postponed(call) and not call.layer.quantized_wgrad:
+            dy = dy.clone()  # where it has arrived, the next message will
+        return TokenRows(dy.to(call.layer.row_dtype), *self.places)
+
+    def _dy_of_tokens(self, seed: DrawnSeed) -> tuple[Rows, Rows]:
+        call, once = self._call.fc2, self._call.moe.dy_once
+        layer, values = call.layer, self._dy_as_it_stands()
+        of_dgrad: Rows = values
+        of_wgrad: Rows = values
+        quantizer = layer.quantizers["dy"] if once is None else once.columns
+        if quantizer is not None:
+            codes = quantize_tokens(call, quantizer, "dy", values.tokens, self.places, seed)
+            of_dgrad = codes if layer.quantized_dgrad else values
+            of_wgrad = codes if layer.quantized_wgrad else values
+        if once is not None:
+            of_dgrad = quantize_once(once.tokens, "dy", values.tokens, self.places)
+        return of_dgrad, of_wgrad
+
+    def h(self) -> Tensor:
+        h, call = self._get("h"), self._call
+        if self._reader is not None and h is not None:
+            return self._reader.rows(h, self._tensor("h_scales"), self._group_sizes, call.plan.fc1.dtype)
+        if h is not None:
+            return h
+        again = call.again(call.moe.forward, self._scales)
+        again.fc1.w_codes = self._codes("w1")
+        w1, tokens = self._get("w1"), self._tensor("x")
+        rows = rows_for(again, self._seeds[0], tokens, self.places)
+        # if the product reads codes alone, any tensor will do as the weight
+        return first_layer(again, self._seeds[0], rows, tokens if w1 is None else w1, self._get("bias1")).h
+
+    def x(self) -> Rows:
+        if self._call.moe.wgrad_gathers:
+            return TokenRows(self._tensor("x"), *self.places)
+        if self._call.form == "keep_all":
+            return self._kept("x")
+        again, tokens = self._backward_call(), self._tensor("x")
+        if again.plan.fc1.takes_tokens("x"):
+            quantizer = again.plan.fc1.quantizers["x"]
+            return quantize_tokens(again.fc1, quantizer, "x", tokens, self.places, self._seeds[0])
+        quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)
+        return rows if quantize is None else quantize_operand(again.fc1, quantize, "x", rows, self._seeds[0])
+
+    def a(self, h: Tensor, seed: DrawnSeed) -> Matrix:
+        call = self._call
+        if not call.plan.fc2.quantized_wgrad:
+            return activation_again(call, h, self.probs, seed)
+        if "a" in self._saved:
+            return self._kept("a")
+        _, codes = activation_of(self._backward_call(), h, self.probs, self._seeds[1])
+        assert codes is not None  # a quantized wgrad reads them
+        return codes
+
+    def w1(self) -> Matrix:
+        return self._weight("w1")
+
+    def w2(self) -> Matrix:
+        return self._weight("w2")
+
+    def of_x(self, dx: Tensor) -> Callable[[], Tensor]:
+        dtype = self._ctx.dtypes[0]
+        rows = dx if dx.dtype is dtype else dx.to(dtype)
+        return self._call.combine(self._call.moves.tokens, rows, self.places)
+
+    def done_with(self, name: Literal["h", "x", "a", "w1", "w2"]) -> None:
+        if not self._frees:
+            return
+        self._ctx.freed = True
+        if name == "h":
+            for part in ("h", "h_scales"):
+                if part in self._saved:
+                    free_saved(self._tensor(part))
+            return
+        kept = self._saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
+        if kept is not None:
+            kept.free(self._tensors)
+
+    def _weight(self, name: Literal["w1", "w2"]) -> Matrix:
+        """As dgrad reads it."""
+        number = ("w1", "w2").index(name)
+        layer = (self._call.plan.fc1, self._call.plan.fc2)[number]
+        if not layer.quantized_dgrad:
+            return self._tensor(name)
+        codes = self._codes(name)
+        if codes is not None:
+            return codes
+        again, weight = self._backward_call(), self._tensor(name)
+        layer_call = (again.fc1, again.fc2)[number]
+        quantize = layer_call.layer.quantize_w
+        assert quantize is not None  # of what forward did not keep
+        return quantize_operand(layer_call, quantize, "w", weight, self._seeds[number])
+
+    def _kept(self, name: str) -> Matrix:
+        value = self._saved[name].load(self._tensors)
+        if isinstance(value, GroupedTensor):
+            value.group_sizes = group_sizes_of(self.sizes)
+        return value
+
+    def _backward_call(self) -> MlpCall:
+        return self._call.again(self._call.moe.backward, self._scales)
+
+    def _codes(self, name: str) -> GroupedTensor | None:
+        kept = self._saved.get(f"{name}_codes")
+        codes = None if kept is None else kept.load(self._tensors)
+        assert not isinstance(codes, Tensor)
+        return codes
+
+    def _get(self, name: str) -> Tensor | None:
+        return self._tensor(name) if name in self._saved else None
+
+    def _tensor(self, name: str) -> Tensor:
+        value = self._saved[name].load(self._tensors)
+        assert isinstance(value, Tensor)
+        return value
+
+    def _pair(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        return self._get(f"{name}0"), self._get(f"{name}1")

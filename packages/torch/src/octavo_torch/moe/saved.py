@@ -1,0 +1,108 @@
+"""What the forward of a MoE layer keeps for its backward, in each form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.dispatch.layer import PLANES_OF, Matrix
+from octavo_torch.linear.autograd import Context, Saved
+from octavo_torch.mlp.forward import DrawnSeed
+from octavo_torch.moe.call import MoeCall, MoeOperands
+from octavo_torch.moe.forms import RowCodes, RowReader
+from octavo_torch.moe.forward import MoeForward
+
+
+class SavedByName:
+    """Tensors that autograd keeps from forward to backward, by name."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor | None] = []
+        self.places: dict[str, Saved] = {}
+
+    def add(
+        self, name: str, value: Matrix | None, own: bool = False, planes: tuple[str, ...] = PLANES_OF["columnwise"]
+    ) -> None:
+        """Keeps `value` under this name; nothing if it is None.
+
+        own, planes   see Saved
+        """
+        if isinstance(value, GroupedTensor):
+            value = replace(value, group_sizes=None)  # the call's own, which are kept once or made again
+        if value is not None:
+            self.places[name] = Saved(value, self.tensors, own, planes)
+
+
+class MoeContext(Context, Protocol):
+    """autograd's ctx of a MoE layer.
+
+    saved    where each kept tensor is, by name
+    seeds    the seeds with which forward rounded, of fc1 and fc2; None for one that is a tensor, which is kept by name
+    reader   reads h's codes; None unless h is kept as codes
+    freed    whether a backward has freed what it has read
+    dtypes   of the operands; x's is also the dtype of its rows
+    """
+
+    call: MoeCall
+    saved: dict[str, Saved]
+    seeds: list[DrawnSeed]
+    reader: RowReader | None
+    freed: bool
+
+
+def saved_by(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward) -> SavedByName:
+    """What backward reads, of all gradients that may be asked for."""
+    fc1, fc2, saved = call.plan.fc1, call.plan.fc2, SavedByName()
+    call.forget_sizes()
+    reads_h = fc2.need_dx or fc2.need_dw
+    if call.form == "keep_all":
+        for name, value in (*result.places._asdict().items(), ("sizes", result.sizes)):
+            saved.add(name, value)
+        if fc1.need_dw:
+            gathers = call.moe.wgrad_gathers
+            saved.add("x", result.tokens if gathers else result.x, own=not gathers)
+        if fc2.need_dw and fc2.quantized_wgrad:
+            saved.add("a", result.a, own=True)
+    else:
+        saved.add("choices", choices)
+        if fc1.need_dw or (reads_h and call.form == "recompute"):
+            saved.add("x", result.tokens)
+    if reads_h or operands.bias2 is not None:
+        saved.add("weights", operands.weights)
+        saved.add("bias2", operands.bias2)
+    h = result.h if reads_h else None
+    if isinstance(h, RowCodes):
+        saved.add("h", h.codes)
+        saved.add("h_scales", h.scales)
+    else:
+        saved.add("h", h)
+    if reads_h and call.form == "recompute":
+        saved.add("bias1", operands.bias1)
+    _keep_weight("w1", call, operands.w1, result.w1, saved)
+    _keep_weight("w2", call, operands.w2, result.w2, saved)
+    if call.form == "keep_all" and call.weight_codes == "keep":
+        return saved
+    for number, layer_call in enumerate((call.fc1, call.fc2)):
+        seed = result.seeds[number]
+        saved.add(f"seed{number}", seed if isinstance(seed, Tensor) else None)
+        # a step may end, which computes other scales, before backward
+        saved.add(f"scale{number}", None if layer_call.state is None else layer_call.state.scale.clone())
+    return saved
+
+
+def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read: Matrix, saved: SavedByName) -> None:
+    """Keeps the weight or its codes, as dgrad reads them; for w1 also as fprop does, if backward runs that again."""
+    layer, codes = (call.plan.fc1, call.fc1.w_codes) if name == "w1" else (call.plan.fc2, call.fc2.w_codes)
+    multiplies = name == "w1" and call.form == "recompute" and (call.plan.fc2.need_dx or call.plan.fc2.need_dw)
+    of_fprop, of_dgrad = layer.w_planes
+    reads_codes = of_fprop if multiplies and layer.quantized_fprop else ()
+    reads_codes += of_dgrad if layer.need_dx and layer.quantized_dgrad else ()
+    reads_weight = (multiplies and not layer.quantized_fprop) or (layer.need_dx and not layer.quantized_dgrad)
+    keeps_codes = isinstance(read, GroupedTensor) and (codes is not None or call.weight_codes == "keep")
+    if reads_codes and keeps_codes:
+        saved.add(f"{name}_codes", read, codes is None, reads_codes)
+    if reads_weight or (reads_codes and not keeps_codes):
+        saved.add(name, weight)
