@@ -65,7 +65,7 @@ def test_an_infinity_stays_in_its_group(value: float, rng: np.random.Generator) 
     dy[75], bias[4] = value, value
     gradient, of_scales = operators.bias_grads(dy, sizes, bias, scales)
     others = [0, 1, 3, 4]
-    torch.testing.assert_close(gradient[others], finite[others], rtol=0, atol=0)
+    assert torch.equal(gradient[others], finite[others])
     assert not gradient[2].isfinite().any()
     assert not gradient[1].any()
     assert bool(of_scales[:70].isfinite().all())

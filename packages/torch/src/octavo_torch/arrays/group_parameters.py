@@ -7,6 +7,7 @@ from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from octavo_torch.arrays.checks import brief, check_device
 from octavo_torch.arrays.per_group import Weights, leaves_of, share
@@ -34,8 +35,6 @@ def reshard(module: nn.Module) -> None:
 
     After a forward a module may still have gathered copies as its parameters, and a change of these would be lost.
     """
-    from torch.distributed.fsdp import FSDPModule  # takes long, and is needed by few programs
-
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -109,7 +109,7 @@ class _SavedOperands:
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
 
     holds_dy, awaits_dy = True, False
-    dy_codes = dy_tokens = None
+    dy_of_tokens = None
 
     def dy(self) -> Tensor:
         return self._dy.pop()

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import Sizes
@@ -41,13 +40,12 @@ class BackwardOperands(Protocol):
     """The operands of a backward. Each method is called at most once, just before its result is read.
 
     holds_dy    whether `dy` is the caller's own array, whose memory stays in use until the backward ends
-    awaits_dy   whether dy is still on its way from other ranks, until `dy` or `dy_codes` is called: then whatever does
-                not read dy is computed first
+    awaits_dy   whether dy is still on its way from other ranks, until `dy` or `dy_of_tokens` is called: then whatever
+                does not read dy is computed first
 
     dy          the gradient of y's rows; the operands keep no reference to it
-    dy_codes    in place of `dy`: returns dy as dgrad and as wgrad read it, without writing the rows: quantized from
+    dy_of_tokens  in place of `dy`: returns dy as dgrad and as wgrad read it, without writing the rows: quantized from
                 tokens, or the tokens for a GEMM that gathers unquantized rows; None if the rows are needed
-    dy_tokens   in place of `dy`: returns tokens from which both GEMMs gather dy's rows; None if the rows are needed
     h           fc1's result
     x           the rows of x as fc1's wgrad reads them
     a           the activation as fc2's wgrad reads it, computed from h
@@ -76,10 +74,7 @@ class BackwardOperands(Protocol):
     def awaits_dy(self) -> bool: ...
 
     @property
-    def dy_codes(self) -> Callable[[DrawnSeed], tuple[Rows, Rows]] | None: ...
-
-    @property
-    def dy_tokens(self) -> Callable[[], TokenRows[Tensor]] | None: ...
+    def dy_of_tokens(self) -> Callable[[DrawnSeed], tuple[Rows, Rows]] | None: ...
 
     def dy(self) -> Tensor: ...
 
@@ -205,14 +200,11 @@ class _Backward:
             self.h = operands.h()
             self.a = operands.a(self.h, self.seed2) if needs.w2 else None
         of_bias = needs.bias2 or needs.bias2_scales
-        if self.multiplies and not of_bias and self.call.fc2.probe is None:
-            if fc2.quantize_dy is None and operands.dy_tokens is not None:
-                self.of_dgrad = self.of_wgrad = operands.dy_tokens()
-                self.dy_stays = True
-                return
-            if operands.dy_codes is not None:
-                self.of_dgrad, self.of_wgrad = operands.dy_codes(self.seed2)
-                return
+        of_tokens = operands.dy_of_tokens
+        if of_tokens is not None and self.multiplies and not of_bias and self.call.fc2.probe is None:
+            self.of_dgrad, self.of_wgrad = of_tokens(self.seed2)
+            self.dy_stays = not fc2.quantized_wgrad  # wgrad reads the tokens, and not what was made of them
+            return
         dy = operands.dy()
         if needs.x and self.call.grad_input is not None:
             check_grad_input(self.call.grad_input, dy)

@@ -188,7 +188,7 @@ def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
         why = _OBSERVER
     elif reads_bias2:
         why = "the gradient of fc2's bias, or of the choices' weights beside it, sums them"
-    elif call.moe.dy_gathered:
+    elif call.moe.dy_of_tokens and fc2.quantize_dy is None:
         return f"{_backend(fc2, 'dgrad')} reads it by token in its products; no row of it is written"
     elif call.moe.dy_of_tokens:
         return "; ".join([*_dy_by_token(fc2, call.moe, reads_dy), "no row of it is written"])

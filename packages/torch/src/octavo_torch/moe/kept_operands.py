@@ -71,31 +71,25 @@ class KeptOperands:
         return self._call.moves.results.permute_rows(self._dy.pop()(), *self.places, None)
 
     @property
-    def dy_codes(self) -> Callable[[DrawnSeed], tuple[Rows, Rows]] | None:
+    def dy_of_tokens(self) -> Callable[[DrawnSeed], tuple[Rows, Rows]] | None:
         return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
 
-    @property
-    def dy_tokens(self) -> Callable[[], TokenRows[Tensor]] | None:
-        return self._dy_as_it_stands if self._call.moe.dy_gathered else None
-
-    def _dy_as_it_stands(self) -> TokenRows[Tensor]:
-        call, dy = self._call.fc2, self._dy.pop()()
-        if self._call.token_exchange is not None and is_postponed(call) and not call.layer.quantized_wgrad:
-            dy = dy.clone()  # where it has arrived, the next message will
-        return TokenRows(dy.to(call.layer.row_dtype), *self.places)
-
     def _dy_of_tokens(self, seed: DrawnSeed) -> tuple[Rows, Rows]:
-        call, once = self._call.fc2, self._call.moe.dy_once
-        layer, values = call.layer, self._dy_as_it_stands()
+        call, dy, once = self._call.fc2, self._dy.pop()(), self._call.moe.dy_once
+        layer = call.layer
+        if self._call.token_exchange is not None and is_postponed(call) and not layer.quantized_wgrad:
+            dy = dy.clone()  # where it has arrived, the next message will
+        dy = dy.to(layer.row_dtype)
+        values = TokenRows(dy, *self.places)
         of_dgrad: Rows = values
         of_wgrad: Rows = values
-        quantizer = layer.quantizers["dy"] if once is None else once.columns
+        quantizer = layer.quantizers.get("dy") if once is None else once.columns
         if quantizer is not None:
-            codes = quantize_tokens(call, quantizer, "dy", values.tokens, self.places, seed)
+            codes = quantize_tokens(call, quantizer, "dy", dy, self.places, seed)
             of_dgrad = codes if layer.quantized_dgrad else values
             of_wgrad = codes if layer.quantized_wgrad else values
         if once is not None:
-            of_dgrad = quantize_once(once.tokens, "dy", values.tokens, self.places)
+            of_dgrad = quantize_once(once.tokens, "dy", dy, self.places)
         return of_dgrad, of_wgrad
 
     def h(self) -> Tensor:

@@ -38,11 +38,13 @@ class MoePlan:
 
     Rows that are not written, because what reads them reads the tokens:
 
-    x_of_tokens, dy_of_tokens   x, or dy, is quantized from its tokens. What reads dy unquantized gathers its rows
-    x_once     in addition, the product gathers codes of x: the quantizer of its tokens, each once. None: it reads rows
-    dy_once    the same for dy, see DyOnce
-    x_gathered, dy_gathered     nothing is quantized, and the GEMMs gather rows of x, or of dy, from the tokens
-    wgrad_gathers               fc1's wgrad gathers rows of x from the tokens, so they are neither kept nor made again
+    x_of_tokens    x is quantized from its tokens
+    x_once         in addition, the product gathers codes of x: the quantizer of its tokens, each once. None: it reads
+                   rows
+    x_gathered     x is not quantized, and fprop gathers its rows from the tokens
+    wgrad_gathers  fc1's wgrad gathers rows of x from the tokens, so they are neither kept nor made again
+    dy_of_tokens   dy is quantized from its tokens, and a GEMM that reads it unquantized gathers its rows from them
+    dy_once        as x_once, see DyOnce
 
     recorded   for each layer, the operands whose amax forward records without quantizing them
     prepare    prepares group sizes for everything here; None: they are taken as they are
@@ -50,7 +52,6 @@ class MoePlan:
 
     __slots__ = (
         "backward",
-        "dy_gathered",
         "dy_of_tokens",
         "dy_once",
         "forward",
@@ -74,7 +75,8 @@ class MoePlan:
         keeps_x = keep_rows and fc1.need_dw and not fc1.quantized_wgrad and not self.wgrad_gathers
         self.x_of_tokens = fc1.takes_tokens("x") and fc1.quantized_fprop and not keeps_x
         unquantized: list[Gemm] = [gemm for gemm in READERS["dy"] if not fc2.recipe.quantizes(gemm)]
-        self.dy_of_tokens = fc2.takes_tokens("dy") and fc2.gathers("dy", *unquantized)
+        quantizes_tokens = fc2.quantize_dy is None or fc2.takes_tokens("dy")
+        self.dy_of_tokens = quantizes_tokens and fc2.gathers("dy", *unquantized)
         once = self.x_of_tokens and not _computes(fc1, "x", "columnwise") and fc1.gathers_codes("x", "fprop")
         self.x_once = fc1.quantizer_of_tokens("x") if once else None
         self.dy_once = _dy_once(fc2) if self.dy_of_tokens else None
@@ -85,7 +87,6 @@ class MoePlan:
         )
         kept_or_seen = keeps_x or "x" in self.recorded[0]
         self.x_gathered = fc1.quantize_x is None and not kept_or_seen and fc1.gathers("x", "fprop")
-        self.dy_gathered = fc2.quantize_dy is None and fc2.gathers("dy", "dgrad", "wgrad")
         others = [hidden, None if self.dy_once is None else self.dy_once.columns]
         prepared = [plan.prepare for plan in others if plan is not None]
         self.prepare = shared_prepare([self.forward.prepare, self.backward.prepare, *prepared])

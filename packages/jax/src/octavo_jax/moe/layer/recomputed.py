@@ -17,6 +17,7 @@ from octavo_jax.moe.layer.forms import kept_rows
 from octavo_jax.moe.layer.kept import Kept, KeptKernel, plane_of
 from octavo_jax.moe.layer.tokens import Tokens, dy_reads, gathered_rows, quantize_tokens, reads_tokens
 from octavo_jax.moe.permutation import weights_by_row
+from octavo_jax.scaling.delayed_state import ScalingHistory
 
 
 class Recomputed:
@@ -83,11 +84,12 @@ class Recomputed:
             None if read == "rows" else gathered_rows(fc2, "dy", gemm, dy, self._later) for gemm, read in reads.items()
         )
         rows = tuple(gemm for gemm, gathered in zip(reads, (of_dgrad, of_wgrad), strict=True) if gathered is None)
+        codes: tuple[GroupedTensor | None, ScalingHistory | None] | None = None
         if not rows:
-            return DyRead((None, history), of_dgrad, of_wgrad)
-        if not reads_tokens(fc2, quantize, "dy", rows):
-            return DyRead(None, of_dgrad, of_wgrad)
-        return DyRead(quantize_tokens(quantize, fc2, dy, "dy", self._later, history), of_dgrad, of_wgrad)
+            codes = None, history
+        elif reads_tokens(fc2, quantize, "dy", rows):
+            codes = quantize_tokens(quantize, fc2, dy, "dy", self._later, history)
+        return DyRead(codes, of_dgrad, of_wgrad)
 
     def _results(self) -> Array:
         kept, mlp = self._kept, self._kept.again[0]

@@ -20,6 +20,8 @@ from octavo_jax.sharding.quantizers import quantize_own_rows
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.moves import TokenRows
 
+Read = Literal["tokens", "codes of tokens", "rows"]
+
 
 class Tokens(NamedTuple):
     """x [T, C], and the rows [R, C] that its choices make: `order` [R] and `position` [T, k] of a Routing."""
@@ -57,13 +59,13 @@ def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
     return holds_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
 
 
-def dy_reads(layer: Layer) -> dict[Gemm, Literal["tokens", "codes of tokens", "rows"]]:
+def dy_reads(layer: Layer) -> dict[Gemm, Read]:
     """How dgrad and wgrad read dy: gathered from the tokens, from codes of each token, or as rows.
 
     Rows that are read as codes are not written if `reads_tokens` says so of these GEMMs. Otherwise they are, and
     whatever reads dy unquantized reads them.
     """
-    found: dict[Gemm, Literal["tokens", "codes of tokens", "rows"]] = {}
+    found: dict[Gemm, Read] = {}
     for gemm in READERS["dy"]:
         once = gemm == "dgrad" and gathers_codes(layer, "dy", gemm)
         found[gemm] = "tokens" if gathers(layer, "dy", gemm) else "codes of tokens" if once else "rows"
