@@ -33,6 +33,19 @@ def test_the_version_is_one(name: str) -> None:
     assert importlib.import_module(package.import_name).__version__ == package.project["version"]
 
 
+@pytest.mark.parametrize("front", ["octavo_torch", "octavo_jax"])
+def test_names_of_the_other_framework_lead_here(front: str) -> None:
+    """Who comes from torch asks JAX for `grouped_linear`, and the other way round: the error names what it is here."""
+    module = importlib.import_module(front)
+    for name in module._SOUGHT_HERE:
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; take {front}\.") as raised:
+            getattr(module, name)
+        for place in re.findall(rf"{front}\.([\w.]+)", str(raised.value)):
+            found: object = module
+            for part in place.split("."):
+                found = getattr(found, part)
+
+
 def test_what_users_are_told_to_install_is_here() -> None:
     """Folders, and what of ours each package needs, as the registry tells of them."""
     needs = {

@@ -100,6 +100,16 @@ __all__ = [
 _MODULES = ("adapters", "counting", "moe", "policies", "traffic")
 _WITH_EXTRAS = ("linen", "nnx", "optimizers")
 """Modules that need Flax or optax: attributes as the others are, and no part of `from octavo_jax import *`."""
+_SOUGHT_HERE = {
+    "AdamW": "optimizers.AdamW",
+    "GroupedDense": "linen.GroupedDense",
+    "GroupedLinear": "nnx.GroupedLinear",
+    "GroupedMLP": "linen.GroupedMLP or octavo_jax.nnx.GroupedMLP",
+    "Linear": "nnx.Linear",
+    "MoE": "linen.MoE or octavo_jax.nnx.MoE",
+    "grouped_linear": "grouped_dense",
+}
+"""Names that octavo_torch has at its top, or that modules of Flax have, and what they are here."""
 _PLACES = (
     "functions.activations",
     "remat.checkpoint_names",
@@ -135,7 +145,8 @@ def __getattr__(name: str) -> object:
     if name in _WITH_EXTRAS:
         return importlib.import_module(f"octavo_jax.{name}")
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        place = f"; take octavo_jax.{_SOUGHT_HERE[name]}" if name in _SOUGHT_HERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
     if name in _MODULES:  # `from octavo_jax import policies` would ask here again
         return importlib.import_module(f"octavo_jax.{name}")
     for place in _PLACES:

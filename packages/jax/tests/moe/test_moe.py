@@ -231,6 +231,7 @@ def test_bad_arguments() -> None:
             "router": jnp.zeros((K, 5))
         },
         r"router \[15, 4\]; they are \[..., K\] and \[K, E\]": {"router": jnp.zeros((15, E))},
+        r"router \[0, 4\]; .* of one or more": {"x": jnp.zeros((T, 0)), "router": jnp.zeros((0, E))},
         r"mask has shape \[5\] and dtype bool, and x \[20, 16\]; give bool \[20\]": {"mask": jnp.ones(5, bool)},
         "weights_on is 'input'": {"weights_on": "input"},
         "seed is None and the recipe rounds": {"recipe": octavo.NVFP4()},

@@ -206,9 +206,19 @@ _DEFINING_MODULES = (
 """The modules that define the public names."""
 
 
+_SOUGHT_HERE = {
+    "dense": "Linear",
+    "grouped_dense": "grouped_linear",
+    "ragged_dot": "grouped_mm",
+    "routed_mlp": "moe_mlp",
+}
+"""Names that octavo_jax has, and what they are here."""
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        place = f"; take octavo_torch.{_SOUGHT_HERE[name]}" if name in _SOUGHT_HERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
     # all names together: afterwards each is a plain global, which a compiler can trace
     for module in _DEFINING_MODULES:
         public = vars(importlib.import_module(f"octavo_torch.{module}"))

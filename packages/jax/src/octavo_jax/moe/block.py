@@ -168,8 +168,11 @@ def checked(
         raise ValueError(f"exchange is a {type(exchange).__name__}; give an octavo_jax.moe.Exchange")
     if dtype is not None:
         dtype_name(dtype, "dtype")
-    if x.ndim == 0 or router.ndim != 2 or router.shape[0] != x.shape[-1]:
-        raise ValueError(f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E]")
+    if x.ndim == 0 or router.ndim != 2 or 0 in router.shape or router.shape[0] != x.shape[-1]:
+        raise ValueError(
+            f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E], with K and E "
+            "of one or more"
+        )
     sharding = in_force(sharding)
     check_has_roles("moe_mlp", sharding, x=x, router=router, wi=wi, wo=wo, bi=bi, bo=bo)
     experts = router.shape[1] // devices_sharing_experts(sharding)
