@@ -24,6 +24,7 @@ from torch import Tensor
 
 import octavo
 import octavo_torch as ot
+from octavo_bench.harness.timing import turn_order
 
 SHAPES = {label: ot.MoeShape(*sides) for label, sides in MOE.items()}
 KINDS = ("bf16", "fp8-block", "fp8-current", "fp8-row", "fp8-delayed", "mxfp8", "nvfp4")
@@ -81,8 +82,9 @@ def step_times(
 ) -> dict[str, dict[str, float]]:
     """Median milliseconds of the forward and of the step of each way, a call and its leaves, in turns."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(turns):
-        for name, (call, leaves) in ways.items():
+    for turn in range(turns):
+        for name in (list(ways)[at] for at in turn_order(len(ways), turn)):
+            call, leaves = ways[name]
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
             marks[0].record()
             y = call()

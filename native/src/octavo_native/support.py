@@ -120,9 +120,13 @@ GATHERED_BESIDE: Final = 2560
 """Columns of a weight gradient's other operand up to which gathered rows are faster than permuted ones, measured on an
 H200 (decision 69)."""
 
-GATHERED_CODES: Final[Mapping[str, int]] = MappingProxyType({"x": 1280, "dy": 640})
+GATHERED_CODES: Final[Mapping[str, int]] = MappingProxyType({"x": 3072, "dy": 2048})
 """By operand, columns of a product up to which gathering codes of tokens is faster than quantizing rows of tokens,
-measured on an H200 (decision 75): those of experts of up to 640 hidden features."""
+measured on an H200 (decision 83)."""
+
+GATHERED_BESIDE_COLUMNS: Final = 640
+"""The same of dy where wgrad reads its codes, too: the pass that makes those along columns makes those along rows for
+little more (decision 75)."""
 
 _OPERANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}
@@ -350,7 +354,14 @@ def _gathers(asked: AskedGemm, operand: OperandName) -> bool:
         return False
     formats = codes.format, weight.format
     return gathers_codes(
-        asked.op, operand, cuda=cuda, scaling=codes.scaling, formats=formats, square=weight.square, columns=columns
+        asked.op,
+        operand,
+        cuda=cuda,
+        scaling=codes.scaling,
+        formats=formats,
+        square=weight.square,
+        columns=columns,
+        alone=not asked.recipe.quantizes("wgrad"),
     )
 
 
@@ -369,7 +380,15 @@ def gathers_values(op: str, *, cuda: bool, dtypes: tuple[str, str], other_column
 
 
 def gathers_codes(
-    op: str, operand: str, *, cuda: bool, scaling: str, formats: tuple[str, str], square: bool, columns: int | None
+    op: str,
+    operand: str,
+    *,
+    cuda: bool,
+    scaling: str,
+    formats: tuple[str, str],
+    square: bool,
+    columns: int | None,
+    alone: bool,
 ) -> bool:
     """Whether a GEMM should read the codes of `operand`'s rows where those of a router's tokens stand, each quantized
     once: of block scaling, in which they are a token's own.
@@ -377,6 +396,7 @@ def gathers_codes(
     formats  of the operand and of w
     square   whether w's scales are of square blocks
     columns  of the product, N of x's and K of dy's; None: any
+    alone    whether wgrad reads no codes, so that dy has codes along rows alone
 
     On CUDA a product of gathered codes takes a twentieth longer, which is more than quantizing rows costs where it is
     wide.
@@ -385,7 +405,8 @@ def gathers_codes(
         return False
     if not cuda:
         return True
-    return set(formats) == {"e4m3"} and square and (columns or 0) <= GATHERED_CODES[operand]
+    most = GATHERED_CODES[operand] if alone or operand == "x" else GATHERED_BESIDE_COLUMNS
+    return set(formats) == {"e4m3"} and square and (columns or 0) <= most
 
 
 def _uneven(side: int, step: int) -> bool:

@@ -82,7 +82,7 @@ def test_dtypes_are_refused_where_the_kernels_refuse_them(dtype: str, cuda: bool
 
 def test_rows_are_gathered_where_that_was_faster() -> None:
     """On a CPU all that the kernels gather; on CUDA bf16, but not beside a wide operand of a weight gradient, and codes
-    of E4M3 beside square blocks, where the product is narrow (decisions 69 and 75)."""
+    of E4M3 beside square blocks, where the product is narrow (decisions 69 and 83)."""
 
     def values(op: str, cuda: bool, columns: int | None, *dtypes: str) -> bool:
         first, second = dtypes or ("bfloat16", "bfloat16")
@@ -95,12 +95,14 @@ def test_rows_are_gathered_where_that_was_faster() -> None:
     assert not any(values(op, True, 16, *dtypes) for op in support.GEMM_OPS for dtypes in HALVES)
 
     def codes(op: str, operand: str, cuda: bool, columns: int | None, scaling: str = "block", **how: Any) -> bool:
-        how = {"formats": ("e4m3", "e4m3"), "square": True, **how}
+        how = {"formats": ("e4m3", "e4m3"), "square": True, "alone": False, **how}
         return support.gathers_codes(op, operand, cuda=cuda, scaling=scaling, columns=columns, **how)
 
     assert codes("fprop", "x", False, 1 << 20, formats=("e5m2", "e4m3"), square=False)
-    assert [codes("fprop", "x", True, columns) for columns in (None, 1280, 1296)] == [True, True, False]
-    assert [codes("dgrad", "dy", True, columns) for columns in (None, 640, 656)] == [True, True, False]
+    for alone, of_x, of_dy in ((False, 3072, 640), (True, 3072, 2048)):
+        for op, operand, most in (("fprop", "x", of_x), ("dgrad", "dy", of_dy)):
+            limits = [codes(op, operand, True, columns, alone=alone) for columns in (None, most, most + 16)]
+            assert limits == [True, True, False], (operand, alone)
     assert not codes("dgrad", "dy", True, 640, formats=("e5m2", "e4m3"))
     assert not codes("fprop", "x", True, 640, square=False)
     assert not codes("wgrad", "x", False, 16)
