@@ -31,6 +31,7 @@ from layers import MOE
 import octavo
 import octavo_jax
 import octavo_registry
+from octavo_bench.harness.timing import turn_order
 from octavo_jax import moe
 from octavo_jax_native.backend import NativeBackend
 from octavo_jax_native.plugin import CARD
@@ -177,8 +178,9 @@ def rows_of(label: str, kind: str) -> list[dict[str, Any]]:
 def step_times(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Medians in milliseconds of steps that take turns."""
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(TURNS):
-        for name, run in steps.items():
+    for turn in range(TURNS):
+        for name in (list(steps)[at] for at in turn_order(len(steps), turn)):
+            run = steps[name]
             jax.block_until_ready(run())
             start = time.perf_counter()
             for _ in range(3):
