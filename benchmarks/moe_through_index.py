@@ -29,7 +29,7 @@ from torch import Tensor
 import octavo
 import octavo_registry
 import octavo_torch as ot
-from octavo_native.support import GATHERED_BESIDE
+from octavo_native.gathering import GATHERED_BESIDE
 from octavo_registry.contract import (
     AnyBound,
     AnyRequest,

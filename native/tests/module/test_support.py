@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from octavo_native import gemms, layouts, support
 from octavo_numerics import RouterRule
 
 SOURCE = Path(octavo_native.__file__).parent
-HALVES = (("bfloat16", "float16"), ("float16", "float16"), ("float32", "float32"))
 
 
 def test_a_card_can_be_built_without_the_compiled_module(tmp_path: Path) -> None:
@@ -28,7 +26,7 @@ def test_a_card_can_be_built_without_the_compiled_module(tmp_path: Path) -> None
         shutil.copy(file, package)
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import octavo_native; "
-        "from octavo_native import layouts, support; "
+        "from octavo_native import gathering, layouts, support; "
         "assert octavo_native.__file__.startswith(sys.argv[1]); assert support.SUPPORT; "
         "print(layouts.plan_words(96, 3)); sys.exit('octavo_native._native' in sys.modules)"
     )
@@ -78,35 +76,6 @@ def test_sides_are_refused_where_the_kernels_refuse_them(op: str, cuda: bool) ->
 def test_dtypes_are_refused_where_the_kernels_refuse_them(dtype: str, cuda: bool) -> None:
     refused = support.gemm_refusal("fprop", cuda=cuda, dtypes=(dtype, dtype))
     assert (refused is None) == (_refusal_of_the_kernels("fprop", cuda, dtype=dtype) is None)
-
-
-def test_rows_are_gathered_where_that_was_faster() -> None:
-    """On a CPU all that the kernels gather; on CUDA bf16, but not beside a wide operand of a weight gradient, and codes
-    of E4M3 beside square blocks, where the product is narrow (decisions 69 and 83)."""
-
-    def values(op: str, cuda: bool, columns: int | None, *dtypes: str) -> bool:
-        first, second = dtypes or ("bfloat16", "bfloat16")
-        return support.gathers_values(op, cuda=cuda, dtypes=(first, second), other_columns=columns)
-
-    assert all(values(op, False, 1 << 20, "float32", "float16") for op in support.GEMM_OPS)
-    assert [values(op, True, 2576) for op in ("fprop", "dgrad", "wgrad")] == [True, True, False]
-    assert values("wgrad", True, 2560)
-    assert values("wgrad", True, None)
-    assert not any(values(op, True, 16, *dtypes) for op in support.GEMM_OPS for dtypes in HALVES)
-
-    def codes(op: str, operand: str, cuda: bool, columns: int | None, scaling: str = "block", **how: Any) -> bool:
-        how = {"formats": ("e4m3", "e4m3"), "square": True, "alone": False, **how}
-        return support.gathers_codes(op, operand, cuda=cuda, scaling=scaling, columns=columns, **how)
-
-    assert codes("fprop", "x", False, 1 << 20, formats=("e5m2", "e4m3"), square=False)
-    for alone, of_x, of_dy in ((False, 3072, 640), (True, 3072, 2048)):
-        for op, operand, most in (("fprop", "x", of_x), ("dgrad", "dy", of_dy)):
-            limits = [codes(op, operand, True, columns, alone=alone) for columns in (None, most, most + 16)]
-            assert limits == [True, True, False], (operand, alone)
-    assert not codes("dgrad", "dy", True, 640, formats=("e5m2", "e4m3"))
-    assert not codes("fprop", "x", True, 640, square=False)
-    assert not codes("wgrad", "x", False, 16)
-    assert not any(codes("fprop", "x", cuda, 16, "row") for cuda in (False, True))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import octavo_native
 from octavo_jax_native.ffi import targets
 from octavo_native import support
+from octavo_native.gathering import gathered_operands
 from octavo_registry.contract import (
     AnyBound,
     AnyBoundGemm,
@@ -111,7 +112,7 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     if request.op == "fprop":
         limited = partial(bind_fprop, request) if cuda else None
         return BoundFprop(
-            bind_fprop(request), layouts=layouts, limited=limited, takes_tokens=support.gathered_operands(request, "x")
+            bind_fprop(request), layouts=layouts, limited=limited, takes_tokens=gathered_operands(request, "x")
         )
     if request.op == "dgrad":
         of_dgrad = partial(bind_dgrad, request) if cuda else None
@@ -119,14 +120,14 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
             bind_dgrad(request),
             layouts=layouts,
             limited=of_dgrad,
-            takes_tokens=support.gathered_operands(request, "dy"),
+            takes_tokens=gathered_operands(request, "dy"),
         )
     of_wgrad = partial(bind_wgrad, request) if cuda else None
     return BoundWgrad(
         bind_wgrad(request),
         layouts=layouts,
         limited=of_wgrad,
-        takes_tokens=support.gathered_operands(request, "x", "dy"),
+        takes_tokens=gathered_operands(request, "x", "dy"),
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import octavo_native
 from octavo.recipe_base import GEMMS
 from octavo_native import support
+from octavo_native.gathering import gathered_operands
 from octavo_registry.contract import (
     AnyBound,
     AnyBoundFused,
@@ -158,13 +159,13 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
         limited = fprop.limited if cuda else None
         return BoundFprop(
             fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, limited=limited,
-            takes_tokens=support.gathered_operands(request, "x"), interleave_halves=interleave_halves,
+            takes_tokens=gathered_operands(request, "x"), interleave_halves=interleave_halves,
         )  # fmt: skip
     if request.op == "dgrad":
         dgrad = Dgrad(dtype, weight=weight, fast_accumulation=fast)
         return BoundDgrad(
             dgrad, layouts=layouts, prepare=index_groups, limited=dgrad.limited if cuda else None,
-            takes_tokens=support.gathered_operands(request, "dy"),
+            takes_tokens=gathered_operands(request, "dy"),
         )  # fmt: skip
 
     def wgrad(interleave: int = 0) -> BoundWgrad[Tensor, Any] | None:
@@ -173,7 +174,7 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
         run = Wgrad(dtype, weight=weight, fast_accumulation=fast, interleave=interleave)
         return BoundWgrad(
             run, layouts=layouts, prepare=index_groups, limited=run.limited if cuda else None,
-            takes_tokens=support.gathered_operands(request, "x", "dy"),
+            takes_tokens=gathered_operands(request, "x", "dy"),
             interleaved=wgrad if spec.scaling and not interleave else None,
         )  # fmt: skip
 

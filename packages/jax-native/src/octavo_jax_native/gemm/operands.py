@@ -16,6 +16,7 @@ from octavo_jax.plugin_api import GroupedTensor, check_float, check_input, dtype
 from octavo_jax_native.arrays.checked_plane import checked_plane, layout_of
 from octavo_jax_native.ffi.gemm import Gathered, GemmCall, Side, sums_fast
 from octavo_native import support
+from octavo_native.gathering import tokens_refusal
 from octavo_registry.contract import WEIGHT_SHAPES, GemmForm, GemmRequest, TokenRows, Weight, gemm_form
 
 GemmOperand = GroupedTensor | Array
@@ -138,7 +139,7 @@ def gathered_of(how: GemmSettings, left: Rows, right: Rows) -> Gathered | None:
     if isinstance(rows.tokens, GroupedTensor):
         spec = rows.tokens.spec
         layout = layout_of(spec, "rowwise")
-        if refusal := support.tokens_refusal(name, how.gemm, spec.quantizer.scaling, layout, spec.shape):
+        if refusal := tokens_refusal(name, how.gemm, spec.quantizer.scaling, layout, spec.shape):
             raise ValueError(refusal)
     return Gathered(side, _own_shape(rows.tokens)[-2], rows.position.shape[1])
 

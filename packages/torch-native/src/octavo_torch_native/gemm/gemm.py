@@ -13,7 +13,7 @@ from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.recipe_base import Gemm
-from octavo_native.support import tokens_refusal
+from octavo_native.gathering import tokens_refusal
 from octavo_registry.contract import WEIGHT_SHAPES, TokenRows, Weight, gemm_form
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
