@@ -31,6 +31,7 @@ PRESETS: Mapping[str, Recipe] = MappingProxyType(
         "fp8-block": BlockScaling(),
         "fp8-block-fp32-scales": BlockScaling(power_of_two=False),
         "fp8-block-square-columns": BlockScaling(square_columns=True),
+        "fp8-block-wgrad-high-precision": BlockScaling(wgrad="high_precision"),
         "mxfp4": MXFP4Weights(),
         "mxfp8": MXFP8(),
         "mxfp8-forward-only": MXFP8(dgrad="high_precision", wgrad="high_precision"),
