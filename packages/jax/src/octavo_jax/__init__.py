@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from octavo_jax.moe.block import moe_mlp
     from octavo_jax.moe.experts import routed_mlp
     from octavo_jax.moe.layer.bytes_kept import KeptBytes, MoeShape, bytes_kept
-    from octavo_jax.moe.router import Choice, RouterLosses, choose_experts, router_losses
+    from octavo_jax.moe.router.choosing import Choice, choose_experts
+    from octavo_jax.moe.router.losses import RouterLosses, router_losses
     from octavo_jax.observer import Tap, new_tap, observations, observed
     from octavo_jax.quantizers.functional import dequantize, quantize
     from octavo_jax.quantizers.fused import Extras, act_quantize, dact_quantize, norm_quantize
@@ -123,7 +124,8 @@ _PLACES = (
     "moe.block",
     "moe.experts",
     "moe.layer.bytes_kept",
-    "moe.router",
+    "moe.router.choosing",
+    "moe.router.losses",
     "linear.normalized_dense",
     "functions.norms",
     "linear.dense",

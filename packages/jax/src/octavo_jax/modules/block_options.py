@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo_jax.moe.router import RULE
+from octavo_jax.moe.router.rule import RULE
 
 _NAMES = (*RULE, "activation", "weights_on", "exchange", "form", "weight_codes", "dtype")
 

@@ -1,9 +1,10 @@
 """Mixture of experts: a router, rows by expert and back, and the whole block.
 
-`routing` chooses the experts of each token, `arrangement` the row of each choice, `permutation` moves rows there and
-back, `experts` runs a grouped MLP between the two, and `block` puts the router before it. Over a mesh (`sharded_block`,
-and `local_block` on each device) the experts are spread (`expert_parallel`), and tokens travel to them and back:
-`exchange` sends every token everywhere, `ragged_exchange` each choice to its expert, `payload` codes in their place.
+`router` chooses the experts of each token, `routing` counts and orders its choices, `arrangement` has the row of each
+choice, `permutation` moves rows there and back, `experts` runs a grouped MLP between the two, and `block` puts the
+router before it. Over a mesh (`sharded_block`, and `local_block` on each device) the experts are spread
+(`expert_parallel`), and tokens travel to them and back: `exchange` sends every token everywhere, `ragged_exchange` each
+choice to its expert, `payload` codes in their place.
 """
 
 from octavo_jax.moe.arrangement import Routing, arrange

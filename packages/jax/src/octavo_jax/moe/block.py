@@ -22,7 +22,8 @@ from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
 from octavo_jax.moe.local_block import BlockArrays, Body, Result
-from octavo_jax.moe.router import RULE, check_bias, checked_rule
+from octavo_jax.moe.router.checks import check_bias
+from octavo_jax.moe.router.rule import RULE, checked_rule
 from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
 from octavo_jax.sharding.axes import MeshAxes, in_force
 from octavo_jax.sharding.conflicts import check_has_roles

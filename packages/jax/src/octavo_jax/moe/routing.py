@@ -13,7 +13,10 @@ from octavo.router import RouterRule
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
-from octavo_jax.moe.router import check_logits, checked_rule, chosen, score_shares
+from octavo_jax.moe.router.checks import check_logits
+from octavo_jax.moe.router.choosing import chosen
+from octavo_jax.moe.router.rule import checked_rule
+from octavo_jax.moe.router.scores import score_shares
 from octavo_jax.sharding.conflicts import check_whole
 
 

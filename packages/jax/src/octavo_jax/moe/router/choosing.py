@@ -1,4 +1,4 @@
-"""Routers: which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
+"""Which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
 
 Ties go to the lower index. A backend's functions choose where one serves and one device holds the tokens
 (`octavo_jax.moe.moves`); its weights are differentiable once, in reverse. All else is composed of JAX's operations in
@@ -7,9 +7,8 @@ fp32, so that JAX differentiates, maps and shards it.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,6 @@ from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import RouterRule, Score
-from octavo_jax.arrays.checks import as_count, check_arrays, check_count
-from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.numpy_batches import as_jax
 from octavo_jax.arrays.sizes import as_int32
@@ -27,12 +24,10 @@ from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.moe.arrangement import counts, named
 from octavo_jax.moe.moves import Choosers, choosers_for
+from octavo_jax.moe.router.checks import check_bias, check_choices, check_logits
+from octavo_jax.moe.router.rule import checked_rule
+from octavo_jax.moe.router.scores import router_scores
 from octavo_jax.sharding.conflicts import check_whole
-
-SCORES: tuple[Score, ...] = get_args(Score)
-
-RULE = tuple(field.name for field in fields(RouterRule))
-"""The arguments of a router and of a block that say how it chooses."""
 
 _LIFT = np.float32(2**32)
 """By which both sides of a quotient are multiplied: exact, and the square of a divisor, which the gradient divides by,
@@ -40,8 +35,6 @@ neither underflows where the divisor is 1e-20 nor overflows."""
 
 _SMALL = np.float32(1e-20) * _LIFT
 """Added to the sum that weights are divided by, which is 0 where every choice goes nowhere."""
-
-_FP32_MAX = float(np.finfo(np.float32).max)
 
 
 @exportable_tuple
@@ -56,15 +49,6 @@ class Choice(NamedTuple):
     choices: Array
     weights: Array
     counts: Array
-
-
-@exportable_tuple
-class RouterLosses(NamedTuple):
-    """A router's auxiliary losses, float32 scalars without coefficients: octavo_numerics.router_losses defines them."""
-
-    z: Array
-    aux: Array
-    sequence: Array
 
 
 def choose_experts(
@@ -113,27 +97,6 @@ def choose_experts(
             )
         replay = as_int32(replay)
     return chosen(logits, rule, bias, replay, checkpoint_name, backend)
-
-
-def checked_rule(
-    experts: int,
-    k: int,
-    *,
-    score: Score = "softmax",
-    groups: int = 1,
-    kept_groups: int = 1,
-    renormalize: bool = True,
-    scale: float = 1.0,
-) -> RouterRule:
-    """The rule of these arguments of `choose_experts`; ValueError for those that do not fit so many experts."""
-    k = as_count("k", k)
-    check_score(score)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _FP32_MAX:
-        raise ValueError(f"scale is {scale!r}; give a finite number, in fp32, too")
-    check_groups(experts, k, groups, kept_groups)
-    if not isinstance(renormalize, bool):
-        raise ValueError(f"renormalize is {renormalize!r}; give True or False")
-    return RouterRule(k, score, groups, kept_groups, renormalize, float(scale))
 
 
 def chosen(
@@ -198,78 +161,6 @@ def _chosen_backward(
 _chosen.defvjp(_chosen_forward, _chosen_backward)
 
 
-def router_losses(
-    logits: Array,
-    choices: Array,
-    *,
-    score: Score = "softmax",
-    sequences: int = 1,
-    axes: str | tuple[str, ...] = (),
-) -> RouterLosses:
-    """The z loss, and those of balance over all tokens and within each of `sequences` runs of tokens of equal length.
-
-    logits, choices   [T, E] and [T, k] of a router; without tokens each loss is 0
-    sequences         runs of these tokens
-    axes              inside `jax.shard_map`, the mesh axes that spread the tokens, as many to each device: losses are
-                      then those of all tokens, the same on every device
-
-    Differentiable in the logits; raises ValueError as `choose_experts` does.
-    """
-    check_logits(logits)
-    check_score(score)
-    check_choices("choices", choices, logits)
-    check_count("sequences", sequences)
-    tokens, experts = logits.shape
-    if tokens % sequences:
-        raise ValueError(f"sequences is {sequences} and there are {tokens} tokens; give a divisor of that number")
-    if not tokens:
-        nothing = jnp.sum(logits.astype(jnp.float32))
-        return RouterLosses(nothing, nothing, nothing)
-    shares = score_shares(logits, score).reshape(sequences, -1, experts)
-    runs = choices.reshape(sequences, -1)
-    load = jax.vmap(lambda run: counts(run, experts))(runs).astype(jnp.float32) / np.float32(runs.shape[1])
-    each = jnp.mean(shares, axis=1)
-    # Runs are as long as each other, and so are the parts of devices: the mean of their means is that of all tokens.
-    total = jnp.mean(load, axis=0), jnp.mean(each, axis=0)
-    z = jnp.mean(jnp.square(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)))
-    by_run = jnp.mean(jnp.sum(load * each, axis=-1))
-    if axes:
-        z, by_run, total = lax.pmean((z, by_run, total), axes)  # type: ignore[no-untyped-call]
-    return RouterLosses(z, experts * jnp.sum(total[0] * total[1]), experts * by_run)
-
-
-def router_scores(logits: Array, score: Score) -> Array:
-    """float32 [T, E]."""
-    wide = logits.astype(jnp.float32)
-    if score == "softmax":
-        return jax.nn.softmax(wide, axis=-1)
-    if score == "sigmoid":
-        return jax.nn.sigmoid(wide)
-    # Below -15, softplus is an exponential in fp32. It underflows at half of the depth at which its root does, and the
-    # slope of a root is infinite there.
-    small = wide < -15
-    root = jnp.sqrt(jax.nn.softplus(jnp.where(small, 0, wide)))
-    return jnp.where(small, jnp.exp(0.5 * jnp.where(small, wide, 0)), root)
-
-
-def score_shares(logits: Array, score: Score) -> Array:
-    """float32 [T, E]: each score over the sum of its token's. Scores are multiplied by a factor for each token by which
-    the largest does not underflow, however far below 0 its logit is."""
-    if score == "softmax":
-        return router_scores(logits, score)
-    wide = logits.astype(jnp.float32)
-    lift = lax.stop_gradient(jnp.minimum(jnp.max(wide, axis=-1, keepdims=True), 0))
-    if score == "sigmoid":
-        negative = wide < 0
-        below = jnp.where(negative, wide, lift)
-        scores = jnp.where(negative, jnp.exp(below - lift) * jax.nn.sigmoid(-below), jax.nn.sigmoid(wide))
-    else:  # below -15, softplus is an exponential in fp32
-        small = wide < -15
-        root = jnp.sqrt(jax.nn.softplus(jnp.where(small, 0, wide))) * jnp.exp(-0.5 * jnp.maximum(lift, -15))
-        scores = jnp.where(small, jnp.exp(0.5 * (jnp.where(small, wide, lift) - lift)), root)
-    return scores / jnp.sum(scores, axis=-1, keepdims=True)
-
-
 def _logits_to_order(logits: Array) -> Array:
     """Logits, to choose by where nothing else decides: no rounding of a score then makes a tie, or breaks one."""
     return lax.stop_gradient(jnp.where(logits == 0, 0, logits))  # -0 is 0
@@ -304,58 +195,3 @@ def _in_groups(values: Array, groups: int, kept: int) -> Array:
     inside_of = _largest(jnp.sum(best, axis=-1), kept, None)
     inside = jnp.any(inside_of[:, :, None] == jnp.arange(groups, dtype=jnp.int32)[None, None, :], axis=1)
     return jnp.where(inside[:, :, None], grouped, -jnp.inf).reshape(values.shape)
-
-
-def check_choices(name: str, choices: Array, logits: Array) -> None:
-    """ValueError unless `choices`, called `name`, are integers [T, k], at least one for each of the tokens."""
-    check_arrays(**{name: choices})
-    if choices.ndim != 2 or not jnp.issubdtype(choices.dtype, jnp.integer):
-        raise ValueError(
-            f"{name} has shape {list(choices.shape)} and dtype {choices.dtype}; give integers [T, k], the expert of "
-            "each choice"
-        )
-    if choices.shape[0] != logits.shape[0] or not choices.shape[1]:
-        raise ValueError(
-            f"{name} has shape {list(choices.shape)} and logits {list(logits.shape)}; give [{logits.shape[0]}, k], "
-            "with at least one choice per token"
-        )
-
-
-def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
-    """ValueError for groups that do not divide the experts, and for more choices than a token has."""
-    check_count("groups", groups)
-    check_count("kept_groups", kept_groups)
-    if experts % groups or kept_groups > groups:
-        raise ValueError(
-            f"groups is {groups}, kept_groups {kept_groups}, and there are {experts} experts; give a divisor of that "
-            "number, and at most as many kept ones"
-        )
-    available = experts // groups * kept_groups
-    if k > available:
-        raise ValueError(
-            f"k is {k} and a token has {available} experts to choose from, as groups is {groups} and kept_groups "
-            f"{kept_groups}; give at most that many"
-        )
-
-
-def check_bias(name: str, bias: Array | None, experts: int) -> None:
-    """ValueError unless `bias`, called `name`, is None or one float for each of the experts."""
-    if bias is None:
-        return
-    check_arrays(**{name: bias})
-    if bias.shape != (experts,):
-        raise ValueError(f"{name} has shape {list(bias.shape)}; give [{experts}], one number per expert")
-    dtype_name(bias.dtype, name)
-
-
-def check_logits(logits: Array) -> None:
-    check_arrays(logits=logits)
-    if logits.ndim != 2 or not logits.shape[1]:
-        raise ValueError(f"logits has shape {list(logits.shape)}; give [T, E], with leading axes flattened")
-    dtype_name(logits.dtype, "logits")
-
-
-def check_score(score: object) -> None:
-    """ValueError for a score that there is none of."""
-    if not isinstance(score, str) or score not in SCORES:
-        raise ValueError(f"score is {score!r}; give one of {', '.join(SCORES)}")
