@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from octavo_torch.moe.parallel.explain import ExchangePlan, explain_exchange
     from octavo_torch.moe.parallel.options import Exchange
     from octavo_torch.moe.parallel.traffic import ExchangedBytes, bytes_exchanged
-    from octavo_torch.moe.router import Choice, RouterLosses, choose_experts, router_losses
+    from octavo_torch.moe.router.choosing import Choice, choose_experts
+    from octavo_torch.moe.router.losses import RouterLosses, router_losses
     from octavo_torch.moe.rows.permutation import Routing, permute, unpermute
     from octavo_torch.observer import Observation, Observer, observe
     from octavo_torch.optimizers.adamw import AdamW
@@ -188,7 +189,8 @@ _DEFINING_MODULES = (
     "moe.parallel.options",
     "moe.parallel.traffic",
     "moe.rows.permutation",
-    "moe.router",
+    "moe.router.choosing",
+    "moe.router.losses",
     "linear.quantized_input",
     "linear.quantized_operands",
     "linear.quantized_output",

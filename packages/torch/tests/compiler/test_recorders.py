@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import octavo_torch as ot
 from octavo import MXFP8
 from octavo_torch import GroupedLinear, GroupedMLP, Linear, MoE
-from octavo_torch.moe import router
+from octavo_torch.moe.router import choosing
 
 HOW: dict[str, Any] = {"recipe": "fp8-block", "backend": "torch-reference"}
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
@@ -66,10 +66,10 @@ def test_a_routing_and_a_backends_router_are_refused(monkeypatch: pytest.MonkeyP
     """Rows that are summed, weights as rows, and a router that a kernel computes; torch's operations are recorded."""
     x, logits = torch.randn(8, 64), torch.randn(8, 4)
     rows, _, routing = ot.permute(x, torch.zeros(8, 1, dtype=torch.int64), 2)
-    served = router.Choosers(lambda *_: pytest.fail("was called"), lambda *_: pytest.fail("was called"))
+    served = choosing.Choosers(lambda *_: pytest.fail("was called"), lambda *_: pytest.fail("was called"))
     weights = lambda t: ot.choose_experts(t, 2, backend="torch-reference").weights  # noqa: E731
     assert torch.equal(make_fx(weights)(logits)(2 * logits), weights(2 * logits))
-    monkeypatch.setattr(router, "choosers_for", lambda *_: served)
+    monkeypatch.setattr(choosing, "choosers_for", lambda *_: served)
     for call, given in (
         (lambda t: ot.unpermute(t, routing), rows),
         (lambda t: routing.to_rows(t), torch.randn(8, 1)),

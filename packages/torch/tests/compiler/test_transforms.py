@@ -18,7 +18,7 @@ import octavo_registry
 import octavo_torch as ot
 from octavo import MXFP8, DelayedScaling
 from octavo_registry import BackendCard, Bound, Request
-from octavo_torch.moe import router
+from octavo_torch.moe.router import choosing
 from octavo_torch.plugin import CARD
 from octavo_torch.reference.backend import ReferenceBackend
 
@@ -371,17 +371,17 @@ def test_a_backends_router_in_a_batch_of_gradients(monkeypatch: pytest.MonkeyPat
         """What a backend returns."""
 
         def choose(self, logits: Tensor, bias: Tensor | None, replay: Tensor | None, rule: Any) -> Any:
-            return router._composed(logits.detach(), bias, replay, rule)
+            return choosing._composed(logits.detach(), bias, replay, rule)
 
         def gradient(self, logits: Tensor, choices: Tensor, dweights: Tensor, rule: Any) -> Tensor:
             dweights.data_ptr()
             leaf = logits.detach().requires_grad_()
             with torch.enable_grad():
-                y = router._composed(leaf, None, choices, rule)[1]
+                y = choosing._composed(leaf, None, choices, rule)[1]
             (found,) = torch.autograd.grad(y, leaf, dweights)
             return found
 
-    monkeypatch.setattr(router, "choosers_for", lambda *_: Choosers())
+    monkeypatch.setattr(choosing, "choosers_for", lambda *_: Choosers())
     logits = torch.randn(M, 6, requires_grad=True)
     weights = ot.choose_experts(logits, 2).weights
     many = torch.randn(3, M, 2)

@@ -32,7 +32,8 @@ from octavo_torch.moe.parallel.exchange_for_call import token_exchange_apart
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.own_experts import check_sharded, replicas
-from octavo_torch.moe.router import Choice, check_groups, check_scale, check_score, choose_experts
+from octavo_torch.moe.router.checks import check_groups, check_scale, check_score
+from octavo_torch.moe.router.choosing import Choice, choose_experts
 from octavo_torch.moe.rows.permutation import through_rows
 from octavo_torch.scaling.recipe_module import ModuleOptions
 

@@ -1,4 +1,4 @@
-"""Routers: which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
+"""Which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
 
 One launch each way where a backend serves it, else composed of torch's operations in fp32, and differentiable by torch.
 Nothing is read back from the device, and no sum depends on an order of threads. Where neither a bias nor groups decide,
@@ -9,32 +9,28 @@ either way, in every framework.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from octavo.router import RouterRule, Score
-from octavo_torch.arithmetic.elementwise import sigmoid, sqrt_softplus
-from octavo_torch.arrays.checks import HashableNames, backend_names, brief, check_count, check_flag, on_another_device
-from octavo_torch.arrays.dtypes import DTYPE_NAMES
-from octavo_torch.arrays.operands import check_layout
+from octavo_torch.arrays.checks import HashableNames, backend_names, check_flag
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.recorders import check_not_recorded
 from octavo_torch.compiler.tracing import is_plain, one_call
 from octavo_torch.compiler.transforms import Subject, is_batched, no_transform, transforms_active
 from octavo_torch.moe.arguments import check_choices
+from octavo_torch.moe.router.checks import check_groups, check_router
+from octavo_torch.moe.router.counts import counts_by_expert
+from octavo_torch.moe.router.scores import router_scores
 from octavo_torch.moe.rows.moves import Choosers, choosers_for
-
-SCORES: tuple[Score, ...] = get_args(Score)
 
 _Rule = tuple[int, Score, int, int, bool, float]
 """The fields of a RouterRule in order: dynamo takes no object of ours as an argument."""
 
 _CHOOSE_EXPERTS = Subject("choose_experts", "tokens are its own batch: give all of them in one call")
-
-_FP32_MAX = torch.finfo(torch.float32).max
 
 
 class Choice(NamedTuple):
@@ -48,14 +44,6 @@ class Choice(NamedTuple):
     choices: Tensor
     weights: Tensor
     counts: Tensor
-
-
-class RouterLosses(NamedTuple):
-    """A router's auxiliary losses, fp32 scalars without coefficients: octavo_numerics.router_losses defines them."""
-
-    z: Tensor
-    aux: Tensor
-    sequence: Tensor
 
 
 def choose_experts(
@@ -87,7 +75,7 @@ def choose_experts(
     Without a bias and groups, experts are in the order of their logits. Raises ValueError for arguments that do not
     fit.
     """
-    _check(logits, k, score, bias, scale)
+    check_router(logits, k, score, bias, scale)
     check_groups(int(logits.shape[1]), k, groups, kept_groups)
     check_flag("renormalize", renormalize)
     if replay is not None:
@@ -176,64 +164,7 @@ def _composed(
         weights = torch.where(there, scores.gather(1, torch.where(there, choices, 0)), 0.0)
     if rule.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return choices, weights * rule.scale, _counts(choices, experts)
-
-
-def router_losses(
-    logits: Tensor,
-    choices: Tensor,
-    *,
-    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax",
-    sequences: int = 1,
-) -> RouterLosses:
-    """The z loss, and those of balance over all tokens and within each of `sequences` runs of tokens of equal length.
-
-    logits, choices   [T, E] and [T, k] of a router; without tokens each loss is 0
-
-    Differentiable in the logits; raises ValueError as choose_experts does.
-    """
-    _check(logits, 1, score, None, 1.0)
-    check_choices("choices", choices, logits)
-    check_count("sequences", sequences)
-    tokens, experts = logits.shape
-    if tokens % sequences:
-        raise ValueError(f"sequences is {sequences} and there are {tokens} tokens; give a divisor of that number")
-    if not tokens:
-        nothing = logits.float().sum()
-        return RouterLosses(nothing, nothing, nothing)
-    shares = _shares(logits, score).view(sequences, -1, experts)
-    runs = choices.reshape(sequences, -1)
-    counts = torch.stack([_counts(run, experts) for run in runs.unbind(0)]).float()
-    by_run = experts * (counts / runs.shape[1] * shares.mean(1)).sum(-1)
-    over_all = experts * (counts.sum(0) / choices.numel() * shares.mean((0, 1))).sum()
-    return RouterLosses(torch.logsumexp(logits.float(), -1).square().mean(), over_all, by_run.mean())
-
-
-def router_scores(logits: Tensor, score: Score) -> Tensor:
-    """fp32 [T, E]."""
-    wide = logits.float()
-    if score == "softmax":
-        return torch.softmax(wide, -1)
-    return sigmoid(wide) if score == "sigmoid" else sqrt_softplus(wide)
-
-
-def _shares(logits: Tensor, score: Score) -> Tensor:
-    """fp32 [T, E]: each score over the sum of its token's. Scores are multiplied by a factor for each token by which
-    the largest does not underflow, however far below 0 its logit is."""
-    if score == "softmax":
-        return router_scores(logits, score)
-    wide = logits.float()
-    lift = wide.detach().amax(-1, keepdim=True).clamp_max(0)
-    if score == "sigmoid":
-        negative = wide < 0
-        below = torch.where(negative, wide, lift)
-        scores = torch.where(negative, torch.exp(below - lift) * torch.sigmoid(-below), torch.sigmoid(wide))
-    else:  # below -15, softplus is an exponential in fp32
-        small = wide < -15
-        root = torch.sqrt(torch.nn.functional.softplus(torch.where(small, 0, wide)))
-        powers = torch.exp(0.5 * (torch.where(small, wide, lift) - lift))
-        scores = torch.where(small, powers, root * torch.exp(-0.5 * lift.clamp_min(-15)))
-    return scores / scores.sum(-1, keepdim=True)
+    return choices, weights * rule.scale, counts_by_expert(choices, experts)
 
 
 def _chosen_by(logits: Tensor, scores: Tensor, bias: Tensor | None, rule: RouterRule) -> Tensor:
@@ -258,59 +189,4 @@ def _in_groups(values: Tensor, groups: int, kept: int) -> Tensor:
     return grouped.masked_fill(~inside[..., None], -torch.inf).view(values.shape)
 
 
-def _counts(choices: Tensor, experts: int) -> Tensor:
-    # sums of integers, in whatever order
-    flat = choices.reshape(-1).long()
-    there = (flat >= 0) & (flat < experts)
-    counts = torch.zeros(experts + 1, dtype=torch.int64, device=choices.device)
-    return counts.scatter_add(0, torch.where(there, flat, experts), torch.ones_like(flat))[:experts]
-
-
-def check_score(score: object) -> Score:
-    """`score`; ValueError for a name that is none."""
-    if not isinstance(score, str) or score not in SCORES:
-        raise ValueError(f"score is {brief(score)}; give one of {', '.join(SCORES)}")
-    return score
-
-
-def check_scale(scale: object) -> None:
-    """ValueError for anything but a finite number."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) <= _FP32_MAX:
-        raise ValueError(f"scale is {brief(scale)}; give a number that is finite in fp32")
-
-
-def _check(logits: object, k: object, score: object, bias: object, scale: object) -> None:
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.dtype not in DTYPE_NAMES or not logits.shape[1]:
-        raise ValueError(f"logits is {brief(logits)}; give [T, E] in bfloat16, float16 or float32")
-    check_layout("logits", logits)
-    check_count("k", k)
-    check_score(score)
-    check_scale(scale)
-    if bias is None:
-        return
-    experts = logits.shape[1]
-    if not isinstance(bias, Tensor) or tuple(bias.shape) != (experts,) or bias.dtype not in DTYPE_NAMES:
-        raise ValueError(f"bias is {brief(bias)}; give [{experts}] in float32, bfloat16 or float16")
-    check_layout("bias", bias)
-    if bias.device != logits.device:
-        raise on_another_device("bias", bias.device, "logits", logits.device)
-
-
-def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
-    """ValueError for groups that do not divide the experts, and for more choices than a token has."""
-    check_count("groups", groups)
-    check_count("kept_groups", kept_groups)
-    if experts % groups or kept_groups > groups:
-        raise ValueError(
-            f"groups is {groups}, kept_groups {kept_groups}, and there are {experts} experts; give a divisor of that "
-            "number, and at most as many kept ones"
-        )
-    available = experts // groups * kept_groups
-    if k > available:
-        raise ValueError(
-            f"k is {k} and a token has {available} of {experts} experts to choose from, as groups is {groups} and "
-            f"kept_groups {kept_groups}; give at most that many"
-        )
-
-
-__all__ = ["Choice", "RouterLosses", "choose_experts", "router_losses"]
+__all__ = ["Choice", "choose_experts"]
