@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
-from octavo import GroupedTensorSpec
 from octavo.quantizer import Operand
 from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
-from octavo_torch.arrays.zero_gradient import cast_gradient
-from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
+from octavo_torch.autograd.saved import Saved, caller_sizes
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import PLANES_OF, FpropFunction, Matrix, Rows, WgradFunction
+from octavo_torch.dispatch.layer import FpropFunction, Matrix, Rows, WgradFunction
 from octavo_torch.dispatch.layer_functions import QuantizeFunction
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -120,63 +118,6 @@ def _count_operands(call: Call, probe: Probe, x: Tensor, w: Tensor) -> None:
         probe.record("w", call.layer.w_halves(w), None, call.state)
 
 
-class Saved:
-    """Where the tensors of one operand are in ctx.saved_tensors, and how the operand is rebuilt of them.
-
-    own      whether the call has made the codes, so that it may free them
-    planes   the planes that are kept of a quantized operand
-    """
-
-    def __init__(
-        self,
-        value: Matrix,
-        tensors: list[Tensor | None],
-        own: bool = False,
-        planes: tuple[str, ...] = PLANES_OF["columnwise"],
-    ) -> None:
-        self.start, self.own, self.planes = len(tensors), own, planes
-        self.spec: GroupedTensorSpec | None = None
-        if isinstance(value, GroupedTensor):
-            self.spec = value.spec
-            tensors.append(value.group_sizes)
-            tensors.extend(getattr(value, name) for name in planes)
-        else:
-            tensors.append(value)
-
-    def load(self, tensors: Sequence[Tensor]) -> Matrix:
-        """The operand, rebuilt: unquantized, or with the planes that were kept."""
-        if self.spec is None:
-            return tensors[self.start]
-        sizes, *planes = tensors[self.start : self.start + 1 + len(self.planes)]
-        return GroupedTensor(self.spec, sizes, **dict(zip(self.planes, planes, strict=True)))
-
-    def free(self, tensors: Sequence[Tensor]) -> None:
-        """Frees the memory of the codes if the call has made them: see `free_saved`."""
-        if self.own and self.spec is not None:
-            free_saved(tensors[self.start + 1])
-
-
-def may_free(dy: Tensor) -> bool:
-    """Whether the running backward may free what it has read: it was not asked to retain the graph for a later one."""
-    return is_plain(dy) and not torch._C._autograd._get_current_graph_task_keep_graph()
-
-
-def free_saved(tensor: Tensor) -> None:
-    """Frees a saved tensor's memory at once. Autograd would keep it until the node ends."""
-    tensor.data = tensor.new_empty(0)
-
-
-class Context(AutogradContext, Protocol):
-    """autograd's ctx of a grouped layer.
-
-    dtypes   the dtype of each input of forward that may take a gradient, which are its last ones; None for an input
-             that is absent
-    """
-
-    dtypes: Sequence[torch.dtype | None]
-    next_functions: tuple[tuple[Node | None, int], ...]
-
-
 class LinearContext(Context, Protocol):
     """`x` and `w` are set only if the backward reads them."""
 
@@ -260,27 +201,6 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
     return cast_gradients([dx, dw, db, ds, None], ctx.dtypes)
 
 
-def caller_sizes(sizes: Sizes) -> Tensor | None:
-    """The sizes that autograd saves, so that it detects if the caller changes them in place before the backward.
-
-    None if the sizes are prepared: those are the call's own, and nobody changes them.
-    """
-    return sizes if isinstance(sizes, Tensor) else None
-
-
-def dtypes_of(*inputs: Tensor | None) -> list[torch.dtype | None]:
-    """Each input's dtype, to which its gradient is cast."""
-    return [None if value is None else value.dtype for value in inputs]
-
-
-def cast_gradients(grads: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
-    """Each gradient in the dtype of its input."""
-    return [
-        grad if grad is None or dtype is None else cast_gradient(grad, dtype)
-        for grad, dtype in zip(grads, dtypes, strict=True)
-    ]
-
-
 def check_grad_input(grad_input: Tensor, dy: Tensor) -> None:
     """ValueError if dx would overwrite dy, which the GEMM reads.
 
@@ -304,24 +224,6 @@ def weight_gradient(
     return wgrad(x, dy, sizes)
 
 
-def needed_gradients(ctx: Context, needs: Sequence[bool], dy: Tensor) -> list[bool]:
-    """Which of forward's last inputs this backward computes a gradient for.
-
-    `needs`, from ctx.needs_input_grad, says which of them require one; torch.autograd.grad may ask for fewer.
-    """
-    # a node runs only if something of it is needed
-    if not is_plain(dy) or sum(needs) == 1:
-        return list(needs)
-    # only tensors have an edge
-    tensors = [dtype for dtype in ctx.dtypes if dtype is not None]
-    edges = iter(ctx.next_functions[-len(tensors) :])
-    needed = []
-    for required, dtype in zip(needs, ctx.dtypes, strict=True):
-        node = None if dtype is None else next(edges)[0]
-        needed.append(required and node is not None and _will_run(node))
-    return needed
-
-
 def note_left_out(ctx: Context, later: bool, *calls: Call) -> None:
     """Tells those who postpone gradients of the calls' weights that this backward leaves them out.
 
@@ -332,13 +234,6 @@ def note_left_out(ctx: Context, later: bool, *calls: Call) -> None:
     for call in calls:
         if call.target is not None:
             call.target.leave_out()
-
-
-def _will_run(node: Node) -> bool:
-    try:
-        return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # the node is a leaf that torch.autograd.grad was asked for
-        return True
 
 
 grouped_linear_function: Callable[..., Tensor] = GroupedLinearFunction.apply

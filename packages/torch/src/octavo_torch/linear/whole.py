@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo_torch.autograd.gradients import Context, needed_gradients
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
-from octavo_torch.linear.autograd import Context, needed_gradients
 from octavo_torch.linear.call import Call, WholePasses
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.delayed_state import DelayedState

@@ -17,19 +17,11 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
+from octavo_torch.autograd.saved import Saved, caller_sizes, free_saved, may_free
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.dispatch.layer import Matrix
-from octavo_torch.linear.autograd import (
-    Context,
-    Saved,
-    caller_sizes,
-    cast_gradients,
-    dtypes_of,
-    free_saved,
-    may_free,
-    needed_gradients,
-    note_left_out,
-)
+from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward

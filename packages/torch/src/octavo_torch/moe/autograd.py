@@ -15,8 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from octavo_torch.autograd.gradients import cast_gradients, dtypes_of, needed_gradients
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
-from octavo_torch.linear.autograd import cast_gradients, dtypes_of, needed_gradients, note_left_out
+from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.gradients import Needs, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands

@@ -1,0 +1,68 @@
+"""Operands among a ctx's saved tensors, and memory that a backward frees as soon as it has read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo import GroupedTensorSpec
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.dispatch.layer import PLANES_OF, Matrix
+
+
+class Saved:
+    """Where the tensors of one operand are in ctx.saved_tensors, and how the operand is rebuilt of them.
+
+    own      whether the call has made the codes, so that it may free them
+    planes   the planes that are kept of a quantized operand
+    """
+
+    def __init__(
+        self,
+        value: Matrix,
+        tensors: list[Tensor | None],
+        own: bool = False,
+        planes: tuple[str, ...] = PLANES_OF["columnwise"],
+    ) -> None:
+        self.start, self.own, self.planes = len(tensors), own, planes
+        self.spec: GroupedTensorSpec | None = None
+        if isinstance(value, GroupedTensor):
+            self.spec = value.spec
+            tensors.append(value.group_sizes)
+            tensors.extend(getattr(value, name) for name in planes)
+        else:
+            tensors.append(value)
+
+    def load(self, tensors: Sequence[Tensor]) -> Matrix:
+        """The operand, rebuilt: unquantized, or with the planes that were kept."""
+        if self.spec is None:
+            return tensors[self.start]
+        sizes, *planes = tensors[self.start : self.start + 1 + len(self.planes)]
+        return GroupedTensor(self.spec, sizes, **dict(zip(self.planes, planes, strict=True)))
+
+    def free(self, tensors: Sequence[Tensor]) -> None:
+        """Frees the memory of the codes if the call has made them: see `free_saved`."""
+        if self.own and self.spec is not None:
+            free_saved(tensors[self.start + 1])
+
+
+def may_free(dy: Tensor) -> bool:
+    """Whether the running backward may free what it has read: it was not asked to retain the graph for a later one."""
+    return is_plain(dy) and not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def free_saved(tensor: Tensor) -> None:
+    """Frees a saved tensor's memory at once. Autograd would keep it until the node ends."""
+    tensor.data = tensor.new_empty(0)
+
+
+def caller_sizes(sizes: Sizes) -> Tensor | None:
+    """The sizes that autograd saves, so that it detects if the caller changes them in place before the backward.
+
+    None if the sizes are prepared: those are the call's own, and nobody changes them.
+    """
+    return sizes if isinstance(sizes, Tensor) else None
