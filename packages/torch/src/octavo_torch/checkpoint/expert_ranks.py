@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from octavo_torch.arrays.selection import saved_name
 from octavo_torch.moe.module import MoE
 from octavo_torch.moe.parallel.group import ExpertGroup
 
@@ -31,10 +32,11 @@ def over_ranks(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
     Raises ValueError for experts that are sharded a second time, or have one parameter each.
     """
     found = dict(state)
-    for prefix, layer in module.named_modules():
+    for name_of_module, layer in module.named_modules():
         group = ranks_of(layer)
         if group is None:
             continue
+        prefix = saved_name(name_of_module)
         if layer.per_group_parameters:
             raise ValueError(
                 f"{prefix or 'the module'} has experts over {group.ranks} ranks with one parameter each, whose "

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from octavo.errors import printable
 from octavo_torch.arrays.checks import brief, check_flag, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import on_device
-from octavo_torch.arrays.selection import name_in
+from octavo_torch.arrays.selection import name_in, saved_name
 from octavo_torch.checkpoint import codes
 from octavo_torch.checkpoint.recipes import check_recipes_json, recipe_layers, recipes_json
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -252,7 +252,8 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], coded: Set[str]) -> 
         missing, unknown = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise ValueError(f"the checkpoint does not fit the module: {error}") from None
-    _check_complete([name for name in missing if name not in coded], unknown)
+    # torch reports them by the module's names, and not by the state dict's
+    _check_complete([name for name in map(saved_name, missing) if name not in coded], unknown)
 
 
 def _check_complete(missing: list[str], unknown: list[str]) -> None:
