@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -268,7 +269,7 @@ class MoE(Experts):
             parts: tuple[object, ...] = (self, *adapters)
             trains = any(p.requires_grad for part in parts if isinstance(part, nn.Module) for p in part.parameters())
             return through_ranks(
-                given, self.num_groups, experts, token_exchange_apart(call, self, given, trains),
+                given, self.num_groups, experts, partial(token_exchange_apart, call, self, given, trains),
                 recompute=self.form == "recompute", backend=self.backend,
             )  # fmt: skip
         return through_rows(

@@ -30,7 +30,7 @@ from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
 from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
 from octavo_torch.moe.forward import arrive, forward
 from octavo_torch.moe.parallel.agreement import gradient_bits
-from octavo_torch.moe.parallel.exchange_for_call import Sides, check_eager, token_exchange_for
+from octavo_torch.moe.parallel.exchange_for_call import Sides, beside_graph, check_eager, token_exchange_for
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.own_experts import check_wrapper
@@ -136,15 +136,17 @@ def _apply_options(x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | Quant
 
 
 _in_graph = graph_route(_apply_options)
+_over_ranks = beside_graph(apply)
 
 
 def run(
     x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | QuantizedWeight, routed: Routed, call: MoeCall
 ) -> Tensor:
-    """`apply`; under torch.compile as a part of the one graph."""
+    """`apply`; under torch.compile as a part of the one graph, or over ranks beside it."""
     if not _is_compiling():
         return apply(x, w1, w2, routed, call)
-    check_eager(call)
+    if call.ep is not None:
+        return _over_ranks(x, w1, w2, routed, call)
     return _in_graph(x, w1, w2, **routed._asdict(), **call.present())
 
 

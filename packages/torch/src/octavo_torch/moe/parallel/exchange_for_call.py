@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
@@ -27,15 +28,25 @@ class Sides(NamedTuple):
     experts: int
 
 
+_P = ParamSpec("_P")
+_OUTSIDE_GRAPH = (
+    "ep was given, and a traced graph holds no exchange between ranks; call the layer outside of what is traced, or "
+    "compile with fullgraph=False, which runs this call outside the graph"
+)
+
+
+def beside_graph(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+    """`function`, which exchanges tokens, for callers that dynamo traces: torch.compile leaves it out of its graph."""
+    beside: Callable[_P, Tensor] = torch.compiler.disable(function, reason=_OUTSIDE_GRAPH)  # type: ignore[no-untyped-call]
+    return beside
+
+
 def check_eager(call: MoeCall) -> None:
-    """ValueError where tokens would have to travel from inside a compiler's trace, or a transform."""
+    """ValueError where tokens would have to travel from inside of torch.export's trace, or a transform."""
     if call.ep is None:
         return
     if torch.compiler.is_compiling():
-        raise ValueError(
-            "ep was given to a MoE layer that torch.compile traces, and a traced graph holds no exchange; call the "
-            "layer in a function under torch.compiler.disable"
-        )
+        raise ValueError(_OUTSIDE_GRAPH)
     if transforms_active():
         raise ValueError(
             "ep was given inside of torch.func's transforms, which carry no tokens; use autograd's backward"
