@@ -10,11 +10,14 @@ from ranks import WORLD, Ranks
 
 
 def test_wrappers_over_ranks_that_share_the_experts_are_refused(ranks: Ranks) -> None:
-    """FSDP2 would gather other ranks' experts into a weight, and DistributedDataParallel gives all ranks one rank's."""
-    for shards, copies, adapted, replicas, sharded in ranks(wrapped):
+    """FSDP2 and FSDP1 would gather other ranks' experts into a weight, and DistributedDataParallel gives all ranks one
+    rank's."""
+    for shards, copies, adapted, *flattened, replicas, sharded in ranks(wrapped):
         assert "weight1 is to be distributed over ranks" in shards
         assert "DistributedDataParallel over these ranks has given all of them one rank's" in copies
         assert adapted == copies
+        assert len(flattened) == 2
+        assert all("FullyShardedDataParallel has flattened them" in text for text in flattened)
         assert (replicas, sharded) == (True, True)
 
 

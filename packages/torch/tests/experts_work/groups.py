@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
-from experts_work.own import layer_of
+from experts_work.own import layer_of, said
 from experts_work.problems import E, K, N, draw, group_of, run
-from octavo_torch import Exchange
+from octavo_torch import Exchange, load_checkpoint, save_checkpoint
 
 
 def is_freed(route: Any) -> bool:
@@ -32,6 +33,26 @@ def without_tokens(route: Any, seed: int) -> list[object]:
     mine = draw(seed, [0, 0], "random").mine(group.rank(), 2)
     made = run(mine, "mxfp8", ep=group, exchange=Exchange(rows=4, route=route))  # type: ignore[arg-type]
     return [[*made.y.shape], max(float(grad.abs().sum()) for grad in made.grads.values()), mine.given["w1"].shape[0]]
+
+
+def of_others() -> list[str]:
+    """What a rank is told for a group, and for a mesh, that it is not in; "" where it is."""
+    group, mesh = dist.new_group([0, 1]), DeviceMesh("cpu", [0, 1])
+    dist.barrier()
+    return [said(lambda ep=ep: layer_of(ep)) for ep in (group, mesh)]  # type: ignore[misc]
+
+
+def file_of_one_rank(folder: str) -> list[str]:
+    """What a rank is told for the file of the first rank's experts, as values and as codes; "" where it is its own."""
+    found = []
+    for quantized in (False, True):
+        layers = [layer_of(dist.group.WORLD, seed=seed, recipe="mxfp8", dtype=torch.bfloat16) for seed in (0, 9)]
+        path = f"{folder}/{quantized}"
+        if dist.get_rank() == 0:
+            save_checkpoint(layers[0], path, quantized=quantized)
+        dist.barrier()
+        found.append(said(lambda path=path, layer=layers[1]: load_checkpoint(layer, path)))  # type: ignore[misc]
+    return found
 
 
 NOTHING: list[object] = [[0, N], 0.0, E // 2]

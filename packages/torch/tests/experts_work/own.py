@@ -11,7 +11,7 @@ from moe_layers import REFERENCE
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from experts_work.problems import C, E, F, K
@@ -52,6 +52,12 @@ def wrapped() -> list[object]:
             add_lora(layer, 16)
         wrapper = DistributedDataParallel(layer)
         found.append(said(lambda wrapper=wrapper: wrapper(tokens())))  # type: ignore[misc]
+    for adapted in (False, True):
+        layer = layer_of(mesh["ep"])
+        if adapted:
+            add_lora(layer, 16)
+        flattened = FullyShardedDataParallel(nn.Sequential(layer), device_id=torch.device("cpu"), use_orig_params=True)
+        found.append(said(lambda flattened=flattened: flattened(tokens())))  # type: ignore[misc]
     layer = layer_of(mesh["ep"])
     plain = layer(tokens())
     found.append(torch.equal(DistributedDataParallel(layer, process_group=mesh["dp"].get_group())(tokens()), plain))

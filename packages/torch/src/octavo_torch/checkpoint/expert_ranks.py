@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from octavo.errors import printable
 from octavo_torch.arrays.selection import saved_name
 from octavo_torch.moe.module import MoE
 from octavo_torch.moe.parallel.group import ExpertGroup
@@ -22,6 +23,29 @@ def ranks_of(layer: nn.Module) -> ExpertGroup | None:
     """The ranks over which a layer's experts are spread; None where one has them all."""
     group = layer.ep if isinstance(layer, MoE) else None
     return None if group is None or group.ranks == 1 else group
+
+
+def own_experts(module: nn.Module) -> dict[str, list[int]]:
+    """Of each layer in `module` whose experts are spread over ranks, the number of this rank's first one and how many
+    all ranks have."""
+    found = {}
+    for name, layer in module.named_modules():
+        group = ranks_of(layer)
+        if group is not None:
+            found[saved_name(name)] = [group.rank * layer.num_groups, group.ranks * layer.num_groups]
+    return found
+
+
+def check_own_experts(module: nn.Module, saved: object) -> None:
+    """ValueError where `saved`, a file's `own_experts`, are others than this rank's: their names are the same."""
+    here = own_experts(module)
+    for name, numbers in saved.items() if isinstance(saved, Mapping) else ():
+        if name in here and here[name] != numbers:
+            raise ValueError(
+                f"the first expert of {name or 'the module'}, and of how many, is {printable(numbers)} in the "
+                f"checkpoint and {here[name]} here; give each rank the file that it has saved, or save the experts of "
+                "all ranks with save_distributed"
+            )
 
 
 def over_ranks(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

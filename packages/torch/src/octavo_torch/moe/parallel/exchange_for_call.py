@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.arrays.checks import on_another_device
+from octavo_torch.arrays.per_group import leaves_of
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.moe.arguments import check_choices, check_weights
@@ -97,7 +98,8 @@ def token_exchange_apart(
     check_choices("choices", choices, x)
     check_weights(weights, choices)
     assert call.ep is not None
-    check_wrapper(call.ep, (own for name, own in layer.named_parameters() if name != "router"))
+    own = [parameter for name, parameter in layer.named_parameters() if name != "router"]
+    check_wrapper(call.ep, [*own, *(leaf for weight in layer.weights for leaf in leaves_of(weight))])
     call.group_offset += call.ep.rank * layer.num_groups
     sides = Sides(layer.in_features, layer.hidden_features, layer.out_features, layer.num_groups)
     enabled = torch.is_grad_enabled()

@@ -51,6 +51,12 @@ class ExpertGroup:
     def __deepcopy__(self, memo: object) -> ExpertGroup:
         return self
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a MoE with ep= has a process group, which no file or other process can hold; save its state_dict, or by "
+            "octavo_torch.save_distributed, and create the module on each rank"
+        )
+
     def all_to_all(
         self, what: str, rows: Tensor, received: Sequence[int] | None = None, sent: Sequence[int] | None = None
     ) -> Tensor:
@@ -134,7 +140,14 @@ def expert_group(ep: object) -> ExpertGroup | None:
             raise ValueError(
                 f'ep is a DeviceMesh with {ep.ndim} axes ({axes}); give the one of the experts, mesh["ep"]'
             )
+        if ep.get_coordinate() is None:
+            raise ValueError(f"ep is {ep} without this rank, {dist.get_rank()}; create the layer on its ranks alone")
         return ExpertGroup(ep.get_group())
+    if isinstance(ep, int) and ep == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"ep is what new_group returns on ranks outside of the group, such as this one, {dist.get_rank()}; create "
+            "the layer on the ranks of the group alone"
+        )
     if not isinstance(ep, dist.ProcessGroup):
         raise ValueError(f"ep is {brief(ep)}; give a torch.distributed.ProcessGroup or one axis of a DeviceMesh")
     return ExpertGroup(ep)
