@@ -24,10 +24,10 @@ def test_wrappers_over_ranks_that_share_the_experts_are_refused(ranks: Ranks) ->
 def test_scales_of_different_experts_are_not_mixed(ranks: Ranks) -> None:
     """The experts' ranks as the group change nothing; replicas and other experts at once are refused, before a layer of
     the model is changed, and where there are scales."""
-    for equal, of_layer, of_model, unchanged, without_scales in ranks(reduced):
+    for equal, of_layer, of_model, of_megatron, unchanged, without_scales in ranks(reduced):
         assert equal
         assert "process_group has 4 ranks, of which ranks" in of_layer
-        assert of_model == of_layer
+        assert of_model == of_megatron == of_layer
         assert unchanged
         assert not without_scales
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from experts_work.problems import C, E, F, K
 from octavo import BlockScaling, DelayedScaling
 from octavo_torch import Linear, MoE, add_lora, expert_tensors, load_distributed, save_distributed, update_scales
+from octavo_torch.adapters.megatron import builders
 
 
 def layer_of(ep: Any, *, seed: int = 0, **more: Any) -> MoE:
@@ -66,9 +68,25 @@ def wrapped() -> list[object]:
     return found
 
 
+def of_megatron(recipe: DelayedScaling, ep: Any) -> nn.Module:
+    """One of the experts' two layers, whose tokens Megatron sends."""
+    plain = dict.fromkeys(("fp8", "fp4"))
+    off = dict.fromkeys(("init_model_with_meta_device", "gradient_accumulation_fusion", "delay_wgrad_compute"), False)
+    config = SimpleNamespace(
+        use_cpu_initialization=True, params_dtype=torch.bfloat16, perform_initialization=True,
+        expert_model_parallel_size=2, **plain, **off,
+    )  # fmt: skip
+    fc1, _ = builders(recipe, backend=REFERENCE)
+    groups: Any = SimpleNamespace(ep=ep, expt_tp=None)
+    return fc1(
+        2, K, F, config=config, init_method=nn.init.normal_, bias=False, skip_bias_add=False, pg_collection=groups
+    )  # type: ignore[arg-type]
+
+
 def reduced() -> list[object]:
     """Scales after a step: with the experts' ranks as the group those without one; what is said of half of them, in a
-    model, too, and whether that leaves the model's other layers as they were; what is said of a layer without scales.
+    model, too, and of a layer as Megatron-LM builds it; whether that leaves the model's other layers as they were; what
+    is said of a layer without scales.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
     recipe, scales = DelayedScaling(history=3), []
@@ -84,6 +102,7 @@ def reduced() -> list[object]:
     found = [said(lambda each=each: update_scales(each, dist.group.WORLD)) for each in (layer, model)]  # type: ignore[misc]
     without = nn.ModuleDict({"dense": dense, "experts": layer_of(mesh["ep"])})
     unchanged = torch.equal(before, dense.amax_history)
+    found.append(said(lambda: update_scales(of_megatron(recipe, mesh["ep"].get_group()), dist.group.WORLD)))
     return [torch.equal(*scales), *found, unchanged, said(lambda: update_scales(without, dist.group.WORLD))]
 
 
