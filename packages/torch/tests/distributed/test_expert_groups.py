@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from experts_work.groups import NOTHING, file_of_one_rank, is_freed, of_others, without_tokens
+from experts_work.groups import NOTHING, file_of_one_rank, in_pairs, is_freed, of_others, without_tokens
 from ranks import WORLD, Ranks
 
 from octavo_torch import MoE
@@ -24,6 +24,14 @@ def test_a_group_is_freed_with_its_layers(route: str, ranks: Ranks) -> None:
 def test_static_buffers_of_no_tokens(route: str, ranks: Ranks) -> None:
     """The last batch may have none, on every rank: an empty result, and gradients of zero."""
     assert ranks(without_tokens, route, secrets.randbits(24)) == [NOTHING] * WORLD
+
+
+def test_ranks_of_a_part_are_named_as_all_ranks_know_them(ranks: Ranks) -> None:
+    """Beside their numbers in the group, where these are others: logs and launchers have those of all ranks."""
+    fine, first, again, last = ranks(in_pairs)
+    assert fine == again == ""
+    assert first.startswith("rank 0 (1 of all) of 2: rank 1 (3 of all) calls this layer otherwise: recipe"), first
+    assert last.startswith("rank 1 (3 of all) of 2: rank 0 (1 of all) calls this layer otherwise: recipe"), last
 
 
 def test_a_group_of_other_ranks(ranks: Ranks) -> None:

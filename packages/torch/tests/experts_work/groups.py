@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from experts_work.own import layer_of, said
 from experts_work.problems import E, K, N, draw, group_of, run
-from octavo_torch import Exchange, load_checkpoint, save_checkpoint
+from octavo_torch import Exchange, ExchangeError, load_checkpoint, save_checkpoint
 
 
 def is_freed(route: Any) -> bool:
@@ -33,6 +33,18 @@ def without_tokens(route: Any, seed: int) -> list[object]:
     mine = draw(seed, [0, 0], "random").mine(group.rank(), 2)
     made = run(mine, "mxfp8", ep=group, exchange=Exchange(rows=4, route=route))  # type: ignore[arg-type]
     return [[*made.y.shape], max(float(grad.abs().sum()) for grad in made.grads.values()), mine.given["w1"].shape[0]]
+
+
+def in_pairs() -> str:
+    """What a rank is told where the last rank calls its layer otherwise, which it shares with one rank of two more."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    rank = dist.get_rank()
+    layer = layer_of(pairs[rank % 2], recipe="fp8-block" if rank == 3 else "mxfp8")
+    try:
+        layer(torch.randn(3, K))
+    except ExchangeError as error:
+        return str(error)
+    return ""
 
 
 def of_others() -> list[str]:
