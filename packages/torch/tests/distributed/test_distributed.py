@@ -80,7 +80,8 @@ def test_rows_that_are_distributed_are_refused(ranks: Ranks) -> None:
 
 
 def test_layers_that_are_not_split_are_refused() -> None:
-    """Adapters, whose sums had another width than their layer's part, and codes."""
+    """Adapters, whose sums had another width than their layer's part; gradients that autograd does not carry, which
+    failed in the first call; and codes."""
     layer, mlp = GroupedLinear(2, 64, 64, recipe=None), GroupedMLP(2, 64, 64, activation="silu", recipe=None)
     for module, style in ((layer, GroupedColumnParallel()), (layer, GroupedRowParallel()), (mlp, GroupedMLPParallel())):
         style.check(module, 2)
@@ -88,6 +89,14 @@ def test_layers_that_are_not_split_are_refused() -> None:
         with pytest.raises(ValueError, match=rf"the {type(module).__name__} has adapters, .*; end them by merge_lora"):
             style.check(module, 2)
         merge_lora(module)
+    for option, how in (("main_grad", {"main_grad": "accumulate"}), ("delay_wgrad", {"delay_wgrad": True})):
+        for made in (
+            GroupedLinear(2, 64, 64, recipe=None, **how),  # type: ignore[arg-type]
+            GroupedMLP(2, 64, 64, activation="silu", recipe=None, **how),  # type: ignore[arg-type]
+        ):
+            split = GroupedColumnParallel() if isinstance(made, GroupedLinear) else GroupedMLPParallel()
+            with pytest.raises(ValueError, match=f"has {option}, and the gradient .* create the layer without it"):
+                split.check(made, 2)
     with quantized_parameters("fp8-block"):
         codes = GroupedLinear(2, 128, 128, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="weight is codes alone, which are not split; create the layer with values"):

@@ -146,13 +146,6 @@ def test_a_shared_expert_stays_with_the_tokens(ranks: Ranks) -> None:
         assert ranks(shares_an_expert, size, fresh()) == [[]] * WORLD
 
 
-def test_a_compiler_is_refused() -> None:
-    """A traced graph holds no exchange, and the sentence says what to do."""
-    layer = MoE(4, 64, 32, 2, recipe=None, dtype=torch.bfloat16, ep=dist.ProcessGroup(0, 1))
-    with pytest.raises(Exception, match=r"a traced graph holds no exchange; call the layer in a function under"):
-        torch.compile(layer, backend="eager", fullgraph=True)(torch.randn(3, 64, dtype=torch.bfloat16))
-
-
 def test_what_an_exchange_refuses() -> None:
     """Experts that ranks do not divide, axes of a mesh, recipes whose scales span rows, and bounds without buffers."""
     group = dist.ProcessGroup(0, 4)

@@ -10,23 +10,31 @@ from ranks import WORLD, Ranks
 
 
 def test_wrappers_over_ranks_that_share_the_experts_are_refused(ranks: Ranks) -> None:
-    """FSDP2 would gather other ranks' experts into a weight, and DistributedDataParallel gives all ranks one rank's."""
-    for shards, copies, adapted, replicas, sharded in ranks(wrapped):
+    """FSDP2 and FSDP1 would gather other ranks' experts into a weight, and DistributedDataParallel gives all ranks one
+    rank's."""
+    for shards, copies, adapted, *flattened, replicas, sharded in ranks(wrapped):
         assert "weight1 is to be distributed over ranks" in shards
         assert "DistributedDataParallel over these ranks has given all of them one rank's" in copies
         assert adapted == copies
+        assert len(flattened) == 2
+        assert all("FullyShardedDataParallel has flattened them" in text for text in flattened)
         assert (replicas, sharded) == (True, True)
 
 
 def test_scales_of_different_experts_are_not_mixed(ranks: Ranks) -> None:
-    """The experts' ranks as the group change nothing; replicas and other experts at once are refused."""
-    for equal, said in ranks(reduced):
+    """The experts' ranks as the group change nothing; replicas and other experts at once are refused, before a layer of
+    the model is changed, and where there are scales."""
+    for equal, of_layer, of_model, of_megatron, unchanged, without_scales in ranks(reduced):
         assert equal
-        assert "process_group has 4 ranks, of which ranks" in said
+        assert "process_group has 4 ranks, of which ranks" in of_layer
+        assert of_model == of_megatron == of_layer
+        assert unchanged
+        assert not without_scales
 
 
 def test_sharded_checkpoints_hold_the_experts_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    """Biases, scales, adapters: they were one rank's, on every rank."""
+    """Biases, scales, adapters, and experts inside torch's wrapper for activation checkpointing: they were one rank's,
+    on every rank."""
     assert ranks(stored, str(tmp_path)) == [[]] * WORLD
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from moe_layers import REFERENCE
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from experts_work.problems import C, E, F, K
 from octavo import BlockScaling, DelayedScaling
-from octavo_torch import MoE, add_lora, expert_tensors, load_distributed, save_distributed, update_scales
+from octavo_torch import Linear, MoE, add_lora, expert_tensors, load_distributed, save_distributed, update_scales
+from octavo_torch.adapters.megatron import builders
 
 
 def layer_of(ep: Any, *, seed: int = 0, **more: Any) -> MoE:
@@ -51,6 +54,12 @@ def wrapped() -> list[object]:
             add_lora(layer, 16)
         wrapper = DistributedDataParallel(layer)
         found.append(said(lambda wrapper=wrapper: wrapper(tokens())))  # type: ignore[misc]
+    for adapted in (False, True):
+        layer = layer_of(mesh["ep"])
+        if adapted:
+            add_lora(layer, 16)
+        flattened = FullyShardedDataParallel(nn.Sequential(layer), device_id=torch.device("cpu"), use_orig_params=True)
+        found.append(said(lambda flattened=flattened: flattened(tokens())))  # type: ignore[misc]
     layer = layer_of(mesh["ep"])
     plain = layer(tokens())
     found.append(torch.equal(DistributedDataParallel(layer, process_group=mesh["dp"].get_group())(tokens()), plain))
@@ -59,8 +68,26 @@ def wrapped() -> list[object]:
     return found
 
 
+def of_megatron(recipe: DelayedScaling, ep: Any) -> nn.Module:
+    """One of the experts' two layers, whose tokens Megatron sends."""
+    plain = dict.fromkeys(("fp8", "fp4"))
+    off = dict.fromkeys(("init_model_with_meta_device", "gradient_accumulation_fusion", "delay_wgrad_compute"), False)
+    config = SimpleNamespace(
+        use_cpu_initialization=True, params_dtype=torch.bfloat16, perform_initialization=True,
+        expert_model_parallel_size=2, **plain, **off,
+    )  # fmt: skip
+    fc1, _ = builders(recipe, backend=REFERENCE)
+    groups: Any = SimpleNamespace(ep=ep, expt_tp=None)
+    return fc1(
+        2, K, F, config=config, init_method=nn.init.normal_, bias=False, skip_bias_add=False, pg_collection=groups
+    )  # type: ignore[arg-type]
+
+
 def reduced() -> list[object]:
-    """Scales after a step: with the experts' ranks as the group those without one; what is said of half of them."""
+    """Scales after a step: with the experts' ranks as the group those without one; what is said of half of them, in a
+    model, too, and of a layer as Megatron-LM builds it; whether that leaves the model's other layers as they were; what
+    is said of a layer without scales.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
     recipe, scales = DelayedScaling(history=3), []
     for group in (None, mesh["ep"].get_group()):
@@ -68,11 +95,20 @@ def reduced() -> list[object]:
         layer(tokens().bfloat16()).float().square().sum().backward()
         update_scales(layer, group)
         scales.append(layer.encode_scale)
-    return [torch.equal(*scales), said(lambda: update_scales(layer, dist.group.WORLD))]
+    dense = Linear(K, K, recipe=recipe)
+    dense(tokens()).sum().backward()
+    before = dense.amax_history.clone()
+    model = nn.ModuleDict({"dense": dense, "experts": layer})
+    found = [said(lambda each=each: update_scales(each, dist.group.WORLD)) for each in (layer, model)]  # type: ignore[misc]
+    without = nn.ModuleDict({"dense": dense, "experts": layer_of(mesh["ep"])})
+    unchanged = torch.equal(before, dense.amax_history)
+    found.append(said(lambda: update_scales(of_megatron(recipe, mesh["ep"].get_group()), dist.group.WORLD)))
+    return [torch.equal(*scales), *found, unchanged, said(lambda: update_scales(without, dist.group.WORLD))]
 
 
 def stored(folder: str) -> list[str]:
-    """What differs after a file of four ranks' experts was loaded on four ranks, and into one module of all."""
+    """What differs after a file of four ranks' experts was loaded on four ranks, and into one module of all; those with
+    adapters are saved from a model with activation checkpointing."""
     found = []
     for name, more in {"scales": {"recipe": DelayedScaling(), "bias": True, "choice_bias": True}, "lora": {}}.items():
         modules = [
@@ -84,9 +120,10 @@ def stored(folder: str) -> list[str]:
         for value in modules[0].state_dict().values():
             if value.shape[0] != E:  # of the experts
                 value.copy_(torch.randn(value.shape))
-        save_distributed(modules[0], f"{folder}/{name}")
+        saved = checkpoint_wrapper(modules[0]) if name == "lora" else modules[0]
+        save_distributed(nn.ModuleDict({"moe": saved}), f"{folder}/{name}")
         for module in modules[1:]:
-            load_distributed(module, f"{folder}/{name}")
+            load_distributed(nn.ModuleDict({"moe": module}), f"{folder}/{name}")
         alike, whole = (module.state_dict() for module in modules[1:])
         own = slice(dist.get_rank() * E // dist.get_world_size(), (dist.get_rank() + 1) * E // dist.get_world_size())
         for key, value in modules[0].state_dict().items():

@@ -19,12 +19,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from octavo import Recipe
 from octavo_torch.adapters.grouped_mm import misfit
 from octavo_torch.adapters.megatron_types import Config, Offsets, ProcessGroups
 from octavo_torch.linear.module import GroupedLinear
 from octavo_torch.lora.module import GroupedLoRA
+from octavo_torch.moe.parallel.group import ExpertGroup
+from octavo_torch.moe.parallel.own_experts import replicas
 
 TESTED = "0.16.1"
 
@@ -105,6 +108,12 @@ class ExpertLinear(GroupedLinear):
         y = super().forward(x, tokens_per_expert)
         biases = [getattr(self, f"bias{index}") for index in range(self.num_groups)] if self._returns_bias else None
         return y, biases
+
+    def amax_group(self, process_group: ProcessGroup | None) -> ProcessGroup | None:
+        """As MoE's: amax covers the tokens of the ranks that share the experts, and is not mixed with theirs."""
+        if process_group is None or not self.recipe.stateful:
+            return process_group
+        return replicas(ExpertGroup(self.pg_collection.ep), process_group)
 
     def backward_dw(self, count: int | None = None) -> None:
         """Compute the weight gradients that `delay_wgrad_compute` has postponed; does nothing where that is off."""

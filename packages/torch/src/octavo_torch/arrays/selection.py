@@ -15,6 +15,9 @@ Selection = str | Callable[[str, nn.Module], bool]
 Filter = Selection | None
 """The same, or None for all."""
 
+_WRAPPED = "_checkpoint_wrapped_module"
+"""What torch.distributed.algorithms._checkpoint.checkpoint_wrapper calls the module that it wraps."""
+
 
 def check_filter(filter: object, needed: bool = False) -> None:
     """Raises ValueError for anything but a Filter, and for None where a selection is `needed`."""
@@ -29,6 +32,12 @@ def selects(filter: Filter, name: str, module: nn.Module) -> bool:
     if filter is None:
         return True
     return fnmatchcase(name, filter) if isinstance(filter, str) else bool(filter(name, module))
+
+
+def saved_name(name: str) -> str:
+    """The name that state dicts have for the module called `name`: torch's wrapper for activation checkpointing takes
+    its own part out of theirs."""
+    return ".".join(part for part in name.split(".") if part != _WRAPPED)
 
 
 def name_in(module: str, part: str) -> str:

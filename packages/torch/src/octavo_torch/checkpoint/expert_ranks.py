@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from octavo.errors import printable
+from octavo_torch.arrays.selection import saved_name
 from octavo_torch.moe.module import MoE
 from octavo_torch.moe.parallel.group import ExpertGroup
 
@@ -23,6 +25,29 @@ def ranks_of(layer: nn.Module) -> ExpertGroup | None:
     return None if group is None or group.ranks == 1 else group
 
 
+def own_experts(module: nn.Module) -> dict[str, list[int]]:
+    """Of each layer in `module` whose experts are spread over ranks, the number of this rank's first one and how many
+    all ranks have."""
+    found = {}
+    for name, layer in module.named_modules():
+        group = ranks_of(layer)
+        if group is not None:
+            found[saved_name(name)] = [group.rank * layer.num_groups, group.ranks * layer.num_groups]
+    return found
+
+
+def check_own_experts(module: nn.Module, saved: object) -> None:
+    """ValueError where `saved`, a file's `own_experts`, are others than this rank's: their names are the same."""
+    here = own_experts(module)
+    for name, numbers in saved.items() if isinstance(saved, Mapping) else ():
+        if name in here and here[name] != numbers:
+            raise ValueError(
+                f"the first expert of {name or 'the module'}, and of how many, is {printable(numbers)} in the "
+                f"checkpoint and {here[name]} here; give each rank the file that it has saved, or save the experts of "
+                "all ranks with save_distributed"
+            )
+
+
 def over_ranks(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`state`, the state dict of `module`, with a DTensor over all ranks' experts in place of each array of this rank's
     experts; it shares the array's memory. Without that torch.distributed.checkpoint would take arrays of one name for
@@ -31,10 +56,11 @@ def over_ranks(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
     Raises ValueError for experts that are sharded a second time, or have one parameter each.
     """
     found = dict(state)
-    for prefix, layer in module.named_modules():
+    for name_of_module, layer in module.named_modules():
         group = ranks_of(layer)
         if group is None:
             continue
+        prefix = saved_name(name_of_module)
         if layer.per_group_parameters:
             raise ValueError(
                 f"{prefix or 'the module'} has experts over {group.ranks} ranks with one parameter each, whose "

@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor
 from octavo.errors import printable
 from octavo_torch.arrays.checks import brief, check_flag, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import on_device
-from octavo_torch.arrays.selection import name_in
+from octavo_torch.arrays.selection import name_in, saved_name
 from octavo_torch.checkpoint import codes
+from octavo_torch.checkpoint.expert_ranks import check_own_experts, own_experts
 from octavo_torch.checkpoint.recipes import check_recipes_json, recipe_layers, recipes_json
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.scaling.recipe_module import RecipeModule
@@ -39,6 +40,7 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
                 weights that are already codes are always written unchanged, and those of a Linear, or of a layer with
                 one parameter per group, as values
 
+    Of a MoE with `ep` it has this rank's experts, and no other rank loads it: give each rank a path of its own.
     Tensors that share memory, as tied weights do, are written once under each of their names. A file that was at `path`
     is replaced when the new one is complete, so that an end in between leaves it as it was.
     Raises ValueError for PackedWeights, for codes in modules of another library, as `freeze_experts` makes them, and
@@ -65,7 +67,9 @@ def save_checkpoint(module: nn.Module, path: str | Path, *, quantized: bool = Fa
                 "write the state_dict with torch.save, or the adapters beside the codes as PEFT does"
             )
     tensors = _without_shared_memory({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    spread = own_experts(module)
     header = {
+        **({"experts": spread} if spread else {}),
         "version": VERSION,
         "recipes": json.loads(recipes_json(module)),
         "weights": weights,
@@ -94,6 +98,7 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
     header, tensors = _read(Path(path))
     if recipes == "same" or header["weights"]:
         check_recipes_json(module, header["recipes"])
+    check_own_experts(module, header.get("experts"))
     weights = {weight.name: weight for weight in _weights(module)}
     coded: dict[str, CodedWeight] = {}
     for name, entry in header["weights"].items():
@@ -252,7 +257,8 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], coded: Set[str]) -> 
         missing, unknown = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise ValueError(f"the checkpoint does not fit the module: {error}") from None
-    _check_complete([name for name in missing if name not in coded], unknown)
+    # torch reports them by the module's names, and not by the state dict's
+    _check_complete([name for name in map(saved_name, missing) if name not in coded], unknown)
 
 
 def _check_complete(missing: list[str], unknown: list[str]) -> None:

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 import octavo
 from octavo import OctavoError, Recipe
 from octavo_torch.arrays.checks import brief, check_module
-from octavo_torch.arrays.selection import name_in
+from octavo_torch.arrays.selection import name_in, saved_name
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 _SUFFIX = "recipe_fingerprint"
 
 
 def recipe_layers(module: nn.Module) -> dict[str, RecipeModule]:
-    """The grouped layers of `module` by name, "" for the module itself."""
-    return {name: layer for name, layer in module.named_modules() if isinstance(layer, RecipeModule)}
+    """The grouped layers of `module` by their names in its state dict, "" for the module itself."""
+    return {saved_name(name): layer for name, layer in module.named_modules() if isinstance(layer, RecipeModule)}
 
 
 def recipe_state(module: nn.Module) -> dict[str, Tensor]:

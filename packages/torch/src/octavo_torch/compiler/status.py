@@ -31,8 +31,8 @@ class RowsLeftOutError(OctavoError, RuntimeError):
 class ExchangeError(OctavoError, RuntimeError):
     """Ranks that share experts do not agree on a call, or one of them has ended or does not answer.
 
-    The message names ranks by their numbers in the group. Where a collective has failed, the group is of no use any
-    more.
+    The message names ranks by their numbers in the group, and where others among all ranks, by those, too. Where a
+    collective has failed, the group is of no use any more.
     """
 
 

@@ -62,6 +62,13 @@ class _Style(ParallelStyle):
                 f"the {type(module).__name__} has adapters, which add to whole products and are not split; end them by "
                 "merge_lora before it is split, or shard it with FSDP2"
             )
+        for option in ("main_grad", "delayed_wgrad"):
+            if getattr(module, option) is not None:
+                raise ValueError(
+                    f"the {type(module).__name__} has {option.replace('delayed', 'delay')}, and the gradient of a "
+                    "rank's part of a weight goes through autograd to the DTensor that is split; create the layer "
+                    "without it"
+                )
         for name, dim in self.shards.items():
             parameter = module._parameters.get(name)
             if isinstance(parameter, CodedWeight | PackedWeight):

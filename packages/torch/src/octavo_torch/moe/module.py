@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -139,14 +140,14 @@ class MoE(Experts):
             check_sharded(group, name, value)
         super().__setattr__(name, value)
 
-    def update_scales(self, process_group: ProcessGroup | None = None) -> None:
+    def amax_group(self, process_group: ProcessGroup | None) -> ProcessGroup | None:
         """As RecipeModule's. With `ep`, of ranks that share the experts nothing is reduced: amax covers their tokens.
 
-        Raises ValueError for a group of replicas and of ranks with other experts.
+        Raises ValueError for a group of replicas and of ranks with other experts, where there are scales.
         """
-        if process_group is not None and self.ep is not None:
-            process_group = replicas(self.ep, process_group)
-        super().update_scales(process_group)
+        if process_group is None or self.ep is None or not self.recipe.stateful:
+            return process_group
+        return replicas(self.ep, process_group)
 
     def reset_parameters(self) -> None:
         """Parameters uniform in +-1 / sqrt(their inputs), as torch.nn.Linear's; the bias for choosing 0."""
@@ -269,7 +270,7 @@ class MoE(Experts):
             parts: tuple[object, ...] = (self, *adapters)
             trains = any(p.requires_grad for part in parts if isinstance(part, nn.Module) for p in part.parameters())
             return through_ranks(
-                given, self.num_groups, experts, token_exchange_apart(call, self, given, trains),
+                given, self.num_groups, experts, partial(token_exchange_apart, call, self, given, trains),
                 recompute=self.form == "recompute", backend=self.backend,
             )  # fmt: skip
         return through_rows(

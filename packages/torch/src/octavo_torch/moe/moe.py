@@ -20,7 +20,7 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
 from octavo_torch.linear.graph import graph_route
-from octavo_torch.linear.prepare import parameters_of
+from octavo_torch.linear.prepare import CastWeight, GivenWeight, parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_common, check_operands
 from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
@@ -30,7 +30,7 @@ from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
 from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
 from octavo_torch.moe.forward import arrive, forward
 from octavo_torch.moe.parallel.agreement import gradient_bits
-from octavo_torch.moe.parallel.exchange_for_call import Sides, check_eager, token_exchange_for
+from octavo_torch.moe.parallel.exchange_for_call import Sides, beside_graph, check_eager, token_exchange_for
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.own_experts import check_wrapper
@@ -58,8 +58,7 @@ def apply(
     """`moe_mlp`, eagerly, where a seed may also be a SeedCounter; stores what it resolves in `call`."""
     check_eager(call)
     if call.ep is not None:
-        weights_given = (w.weight if isinstance(w, QuantizedWeight) else w for w in (w1, w2))
-        check_wrapper(call.ep, (leaf for weight in weights_given for leaf in leaves_of(weight)))
+        check_wrapper(call.ep, (leaf for weight in (w1, w2) for leaf in _own_leaves(weight)))
     if contexts.any_active() and contexts.concerns(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
         call.unwrap_states()
@@ -84,6 +83,14 @@ def apply(
     if forward_ad._current_level >= 0:  # autograd's own functions refuse where there are such
         check_no_tangent(x, weights, *leaves_of(first.leaves), *leaves_of(second.leaves), *arrays[4:])
     return forward(call, *arrive(call, choices, arrays)).y
+
+
+def _own_leaves(weight: GivenWeight) -> list[Tensor]:
+    """Of the weight of which codes were made, or that autocast casts. What is no weight is refused later."""
+    while isinstance(weight, QuantizedWeight | CastWeight):
+        weight = weight.weight
+    parts = weight if isinstance(weight, list | tuple) else [weight]
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: Needed) -> MlpPlan:
@@ -136,15 +143,17 @@ def _apply_options(x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | Quant
 
 
 _in_graph = graph_route(_apply_options)
+_over_ranks = beside_graph(apply)
 
 
 def run(
     x: Tensor, w1: Weights | QuantizedWeight, w2: Weights | QuantizedWeight, routed: Routed, call: MoeCall
 ) -> Tensor:
-    """`apply`; under torch.compile as a part of the one graph."""
+    """`apply`; under torch.compile as a part of the one graph, or over ranks beside it."""
     if not _is_compiling():
         return apply(x, w1, w2, routed, call)
-    check_eager(call)
+    if call.ep is not None:
+        return _over_ranks(x, w1, w2, routed, call)
     return _in_graph(x, w1, w2, **routed._asdict(), **call.present())
 
 

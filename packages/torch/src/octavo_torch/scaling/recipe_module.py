@@ -181,8 +181,14 @@ class RecipeModule(GroupParameters):
 
         process_group   reduce amax over its ranks first; every rank must call, including ranks without tokens
         """
+        group = self.amax_group(process_group)
         for state in self.delayed_states:
-            state.update(process_group)
+            state.update(group)
+
+    def amax_group(self, process_group: ProcessGroup | None) -> ProcessGroup | None:
+        """The group over which `update_scales(process_group)` reduces amax. Raises ValueError for one that it refuses,
+        which it does before anything is changed."""
+        return process_group
 
     def notice_unused_amax(self, weight: Weights) -> None:
         """Called by a forward that records: warns where step after step records and no scale is ever computed."""
@@ -221,8 +227,13 @@ class RecipeModule(GroupParameters):
 
 
 def update_scales(module: nn.Module, process_group: ProcessGroup | None = None) -> None:
-    """Call `update_scales` of every module with a recipe in `module`; do this after each optimizer step."""
+    """Call `update_scales` of every module with a recipe in `module`; do this after each optimizer step.
+
+    Nothing is changed where one of them refuses `process_group`.
+    """
     check_module(module)
-    for layer in module.modules():
-        if isinstance(layer, RecipeModule):
-            layer.update_scales(process_group)
+    layers = [layer for layer in module.modules() if isinstance(layer, RecipeModule)]
+    for layer in layers:
+        layer.amax_group(process_group)
+    for layer in layers:
+        layer.update_scales(process_group)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
+from octavo_torch.moe.parallel.exchange_for_call import beside_graph
 from octavo_torch.moe.parallel.token_exchange import TokenExchange
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.rows.moves import Moves, moves_for, route_for
@@ -103,22 +104,24 @@ class _Home(FirstOrderFunction):
             return ctx.trip.moves(arrived).permute_rows(arrived, *ctx.trip.places, None), None
 
 
+@beside_graph
 def through_ranks(
     routed: tuple[Tensor, Tensor, Tensor],
     groups: int,
     experts: Callable[[Tensor, Tensor, Tensor], Tensor],
-    token_exchange: TokenExchange,
+    token_exchange: Callable[[], TokenExchange],
     *,
     recompute: bool = False,
     backend: HashableNames = None,
 ) -> Tensor:
     """y [T, N]: dispatch, `experts(rows, sizes, probs)` of this rank's `groups` experts, and combine.
 
-    routed      tokens [T, K], choices [T, k] among all experts, and weights [T, k]
-    recompute   the backward runs the experts again, of their rows: no token travels twice
+    routed           tokens [T, K], choices [T, k] among all experts, and weights [T, k]
+    token_exchange   makes the one of this call
+    recompute        the backward runs the experts again, of their rows: no token travels twice
     """
     x, choices, weights = routed
-    trip = _Trip(token_exchange, groups, backend)
+    trip = _Trip(token_exchange(), groups, backend)
     rows, probs = _Away.apply(x, weights, choices, trip)  # type: ignore[no-untyped-call]
     if recompute and torch.is_grad_enabled():
         made: Tensor = checkpoint(experts, rows, trip.sizes, probs, use_reentrant=False)

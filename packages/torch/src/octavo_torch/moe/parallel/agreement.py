@@ -119,7 +119,8 @@ def check_agreement(group: ExpertGroup, own: Signature, received: list[list[int]
             continue
         fields = [name for name in Signature._fields if getattr(other, name) != getattr(own, name)]
         differences = "; ".join(f"{name} {other.shown(name)} there and {own.shown(name)} here" for name in fields)
+        here, there = group.named(group.rank), group.named(rank)
         raise ExchangeError(
-            f"rank {group.rank} of {group.ranks}: rank {rank} calls this layer otherwise: {differences}. Call it alike "
-            "on every rank" + (", with as many tokens for Exchange(rows=)" if "tokens" in fields else "")
+            f"{here} of {group.ranks}: {there} calls this layer otherwise: {differences}. "
+            "Call it alike on every rank" + (", with as many tokens for Exchange(rows=)" if "tokens" in fields else "")
         )

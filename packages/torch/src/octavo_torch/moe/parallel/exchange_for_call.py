@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
 
 from octavo_torch.arrays.checks import on_another_device
+from octavo_torch.arrays.per_group import leaves_of
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.moe.arguments import check_choices, check_weights
@@ -27,15 +29,25 @@ class Sides(NamedTuple):
     experts: int
 
 
+_P = ParamSpec("_P")
+_OUTSIDE_GRAPH = (
+    "ep was given, and a traced graph holds no exchange between ranks; call the layer outside of what is traced, or "
+    "compile with fullgraph=False, which runs this call outside the graph"
+)
+
+
+def beside_graph(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+    """`function`, which exchanges tokens, for callers that dynamo traces: torch.compile leaves it out of its graph."""
+    beside: Callable[_P, Tensor] = torch.compiler.disable(function, reason=_OUTSIDE_GRAPH)  # type: ignore[no-untyped-call]
+    return beside
+
+
 def check_eager(call: MoeCall) -> None:
-    """ValueError where tokens would have to travel from inside a compiler's trace, or a transform."""
+    """ValueError where tokens would have to travel from inside of torch.export's trace, or a transform."""
     if call.ep is None:
         return
     if torch.compiler.is_compiling():
-        raise ValueError(
-            "ep was given to a MoE layer that torch.compile traces, and a traced graph holds no exchange; call the "
-            "layer in a function under torch.compiler.disable"
-        )
+        raise ValueError(_OUTSIDE_GRAPH)
     if transforms_active():
         raise ValueError(
             "ep was given inside of torch.func's transforms, which carry no tokens; use autograd's backward"
@@ -86,7 +98,8 @@ def token_exchange_apart(
     check_choices("choices", choices, x)
     check_weights(weights, choices)
     assert call.ep is not None
-    check_wrapper(call.ep, (own for name, own in layer.named_parameters() if name != "router"))
+    own = [parameter for name, parameter in layer.named_parameters() if name != "router"]
+    check_wrapper(call.ep, [*own, *(leaf for weight in layer.weights for leaf in leaves_of(weight))])
     call.group_offset += call.ep.rank * layer.num_groups
     sides = Sides(layer.in_features, layer.hidden_features, layer.out_features, layer.num_groups)
     enabled = torch.is_grad_enabled()

@@ -48,8 +48,23 @@ class ExpertGroup:
         """The ranks, by their numbers among all, that are in `other`, too."""
         return sorted({*dist.get_process_group_ranks(self.group)} & {*dist.get_process_group_ranks(other)})
 
+    def named(self, *ranks: int) -> str:
+        """Ranks of the group for a message, with their numbers among all ranks where these are others."""
+        try:
+            of_all = dist.get_process_group_ranks(self.group)
+        except (KeyError, ValueError):  # of a group that its owner has destroyed
+            return numbers(ranks)
+        others = [of_all[rank] for rank in ranks]
+        return numbers(ranks) + ("" if others == [*ranks] else f" ({', '.join(map(str, others))} of all)")
+
     def __deepcopy__(self, memo: object) -> ExpertGroup:
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a MoE with ep= has a process group, which no file or other process can hold; save its state_dict, or by "
+            "octavo_torch.save_distributed, and create the module on each rank"
+        )
 
     def all_to_all(
         self, what: str, rows: Tensor, received: Sequence[int] | None = None, sent: Sequence[int] | None = None
@@ -99,14 +114,14 @@ class ExpertGroup:
             cause = "the group's store does not answer either, so the rank that serves it may have ended"
         elif missing:
             cause = (
-                f"no answer from {numbers(missing)}: ended, or busy with something other than this layer (in a static "
-                "exchange also: called with other arguments)"
+                f"no answer from {self.named(*missing)}: ended, or busy with something other than this layer (in a "
+                "static exchange also: called with other arguments)"
             )
         else:
             cause = "every rank says so: the network is at fault, or collectives were called in another order somewhere"
         raise ExchangeError(
-            f"rank {self.rank} of {self.ranks}: the exchange of {what} failed after {seconds:.1f} s; {cause}. The "
-            f"process group cannot be used any more; restart its ranks. {type(error).__name__}: {first_line}"
+            f"{self.named(self.rank)} of {self.ranks}: the exchange of {what} failed after {seconds:.1f} s; {cause}. "
+            f"The process group cannot be used any more; restart its ranks. {type(error).__name__}: {first_line}"
         ) from error
 
     def _missing(self) -> list[int] | None:
@@ -134,7 +149,14 @@ def expert_group(ep: object) -> ExpertGroup | None:
             raise ValueError(
                 f'ep is a DeviceMesh with {ep.ndim} axes ({axes}); give the one of the experts, mesh["ep"]'
             )
+        if ep.get_coordinate() is None:
+            raise ValueError(f"ep is {ep} without this rank, {dist.get_rank()}; create the layer on its ranks alone")
         return ExpertGroup(ep.get_group())
+    if isinstance(ep, int) and ep == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"ep is what new_group returns on ranks outside of the group, such as this one, {dist.get_rank()}; create "
+            "the layer on the ranks of the group alone"
+        )
     if not isinstance(ep, dist.ProcessGroup):
         raise ValueError(f"ep is {brief(ep)}; give a torch.distributed.ProcessGroup or one axis of a DeviceMesh")
     return ExpertGroup(ep)

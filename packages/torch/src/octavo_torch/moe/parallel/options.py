@@ -52,8 +52,8 @@ class Exchange:
                 memory, in static buffers; they share a host, and reach one another's GPUs. None: the latter where it
                 can be had, see `explain_exchange`. Results are the same bits
     left_out    int64 [1] on the tokens' device, to which each forward adds the choices that found no room: of this
-                rank's tokens for `pair_rows`, of its experts' rows for `rows`. They also set the flag that
-                `check_errors` reads
+                rank's tokens for `pair_rows`, of its experts' rows for `rows`; one that activation checkpointing runs
+                again, once more. They also set the flag that `check_errors` reads
 
     Raises ValueError for what does not fit.
     """

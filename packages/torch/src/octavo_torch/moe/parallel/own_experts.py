@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FlatParameter
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,7 +27,17 @@ def check_sharded(group: ExpertGroup, name: str, value: DTensor) -> None:
 
 
 def check_wrapper(group: ExpertGroup, leaves: Iterable[Tensor]) -> None:
-    """ValueError inside a DistributedDataParallel that has made the experts of `group`'s ranks those of one rank."""
+    """ValueError inside a wrapper that takes the experts of `group`'s ranks for copies of each other:
+    DistributedDataParallel, which has given all of them one rank's, and FullyShardedDataParallel, which gathers other
+    experts into a weight."""
+    leaves = [*leaves]
+    # what it has flattened does not tell over which ranks
+    if group.ranks > 1 and any(isinstance(leaf._base, FlatParameter) for leaf in leaves):
+        raise ValueError(
+            f"the experts of {numbers(range(group.ranks))} of ep= differ, and FullyShardedDataParallel has flattened "
+            "them, which may gather other ranks' experts into a weight; shard them by fully_shard over the replicas, "
+            "or leave them out by ignored_states"
+        )
     wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if wrapper is None:
         return

@@ -129,7 +129,7 @@ def _places(real: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
     starts = torch.nn.functional.pad(ends[:-1], (1, 0))
     if capacity is None:
         return counted - 1, ends - starts
-    offsets = torch.arange(-1, runs * capacity - 1, capacity, device=real.device) - starts
+    offsets = torch.arange(runs, device=real.device) * capacity - 1 - starts
     return counted + offsets[:, None], ends - starts
 
 

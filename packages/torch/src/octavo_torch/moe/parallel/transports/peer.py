@@ -103,7 +103,7 @@ class PeerTransport:
         for plane, count, start in zip(words, counts, starts, strict=True):
             width, share = row_bytes(plane), count // ranks
             wholes = [
-                memory.of(each)[start : start + count * width].view(plane.dtype).view(count, -1)
+                memory.of(each)[start : start + count * width].view(plane.dtype).view(count, plane.shape[1])
                 for each in range(ranks)
             ]
             places.append(_Places([whole[rank * share : (rank + 1) * share] for whole in wholes], wholes[rank]))

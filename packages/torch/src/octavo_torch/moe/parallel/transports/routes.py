@@ -100,12 +100,12 @@ def _collective(why: str) -> Route:
 
 
 def transport_for(group: ExpertGroup, route: RouteName, device: torch.device) -> Transport:
-    """What carries a group's rows; its peer memory is kept for the group's next calls."""
+    """What carries a group's rows. It does not keep the group alive; peer memory is kept for the group's next calls."""
+    own = ExpertGroup(group.group, borrowed=True)  # the transport is kept as long as the group is there
     if route == "collective":
-        return CollectiveTransport(group)
+        return CollectiveTransport(own)
     transports = _transports.setdefault(group.group, {})
     if device not in transports:
-        own = ExpertGroup(group.group, borrowed=True)
         transports[device] = PeerTransport(own, device, lambda size: _memory(own, size, device))
     return transports[device]
 
