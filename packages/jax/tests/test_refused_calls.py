@@ -48,9 +48,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         r"replay has shape \[7, 2\] and logits \[8, 32\]; give \[8, k\], with at least one choice per token",
     ),
     "more rows than int32 counts": (
-        lambda: jax.eval_shape(
-            lambda experts: arrange(experts, num_experts=8), jax.ShapeDtypeStruct((1 << 28, 8), jnp.int32)
-        ),
+        lambda: jax.eval_shape(lambda *each: arrange(*each, 8), *map(shaped, (jnp.int32, jnp.float32))),
         "268435456 tokens with 8 choices are 2\\^31 rows or more; route fewer tokens at once",
     ),
     "a dtype without steps": (
