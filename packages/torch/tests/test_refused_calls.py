@@ -16,6 +16,7 @@ from octavo_torch import (
     GroupedMLP,
     MoeShape,
     Observer,
+    Room,
     bytes_exchanged,
     expert_tensors,
     export_experts,
@@ -82,6 +83,14 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "choices of another k": (
         lambda: bytes_exchanged(MoeShape(64, 2, 8, 32, 32), 4, choices=torch.zeros(64, 3, dtype=torch.int64)),
         "choices has 3 per token and shape 2; give them alike",
+    ),
+    "room that is a number": (
+        lambda: GroupedLinear(2, 32, 32, recipe="mxfp8", room=4),  # type: ignore[arg-type]
+        "room is 4; give an octavo_torch.Room",
+    ),
+    "room beside a w2 that is not there": (
+        lambda: GroupedLinear(2, 32, 32, recipe="mxfp8", room=Room(w2=4)),
+        r"room is Room\(.*w2=4.*\) and one layer has no w2; give Room\(gemms=...\)",
     ),
     "no values to observe": (
         lambda: Observer(GroupedLinear(2, 32, 32, recipe="mxfp8", device="meta"), every=1, rows=8),
