@@ -43,6 +43,7 @@ def values_into_delayed_codes() -> None:
     recipe = DelayedScaling()
     w = torch.ones(2, 32, 32)
     codes = quantize_weight(w, recipe, state=DelayedState.create(recipe, 2)).codes
+    assert codes is not None
     CodedWeight(codes, recipe, torch.float32).copy_(w)
 
 
