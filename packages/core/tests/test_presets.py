@@ -16,6 +16,35 @@ def test_a_name_gives_a_recipe(name: str) -> None:
     assert octavo.Recipe.from_json(octavo.recipe(name).to_json()) == octavo.recipe(name)
 
 
+CHANGED = {
+    "bf16": ("high_precision", {}),
+    "fp8-delayed": ("delayed", {}),
+    "fp8-current": ("current", {}),
+    "fp8-row": ("row", {}),
+    "fp8-row-wgrad-high-precision": ("row", {"wgrad": "high_precision"}),
+    "fp8-block": ("block", {}),
+    "fp8-block-fp32-scales": ("block", {"power_of_two": False}),
+    "fp8-block-square-columns": ("block", {"square_columns": True}),
+    "mxfp4": ("mxfp4_weights", {}),
+    "mxfp8": ("mxfp8", {}),
+    "mxfp8-forward-only": ("mxfp8", {"dgrad": "high_precision", "wgrad": "high_precision"}),
+    "mxfp8-folded": ("mxfp8", {"products": "folded"}),
+    "mxfp8-square": ("mxfp8", {"square_weights": True}),
+    "nvfp4": ("nvfp4", {}),
+    "nvfp4-wgrad-high-precision": ("nvfp4", {"wgrad": "high_precision"}),
+}
+
+
+def test_a_name_stands_for_one_recipe() -> None:
+    """By kind, and by what differs from its defaults: a config that says the name computes the same tomorrow."""
+    fields = {name: type(recipe).model_fields for name, recipe in octavo.PRESETS.items()}
+    found = {
+        name: (recipe.kind, {key: value for key, value in recipe if value != fields[name][key].default})
+        for name, recipe in octavo.PRESETS.items()
+    }
+    assert found == CHANGED
+
+
 def test_an_unknown_name_lists_the_known_ones() -> None:
     """A typing error is mended from the message alone."""
     with pytest.raises(octavo.RecipeError, match=r"got 'mxpf8'; did you mean mxfp8\?; known names are .*mxfp8"):

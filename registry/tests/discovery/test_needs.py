@@ -74,6 +74,15 @@ def test_a_plugin_without_what_it_needs_says_what(install: Any, discovered: Any)
     assert record.reason == "needs absent-runtime>=1, which is not installed; pip install 'absent-runtime>=1'"
 
 
+def test_needs_are_followed_in_the_family_alone(install: Any, discovered: Any) -> None:
+    """What a package of somebody else needs is its own affair, and two of a family may need each other."""
+    points = {"octavo.backends": {"acme": "oct_acme"}}
+    install("test-acme", {"oct_acme": "import oct_misspelt"}, points, requires=["test-kernels", "other-library"])
+    install("test-kernels", {}, {}, requires=["test-acme"])
+    install("other-library", {}, {}, requires=["absent-runtime>=1"])
+    assert "ModuleNotFoundError: No module named 'oct_misspelt'" in discovered().plugins()[0].reason
+
+
 def test_an_import_that_fails_for_another_reason_keeps_its_error(install: Any, discovered: Any) -> None:
     """All that is declared is there, an extra's needs do not count, and a fault of the code is none of the imports."""
     points = {"octavo.backends": {"acme": "oct_acme"}}

@@ -120,7 +120,8 @@ def test_rows_that_came_equally_close_speak_together(fakes: Any) -> None:
 
 
 def test_what_an_operation_has_not_is_not_asked(fakes: Any) -> None:
-    """Stacked matrices have no sizes; a quantizer has no output dtype, dequantize no input dtype."""
+    """Stacked matrices have no sizes; a quantizer has no output dtype; dequantize has no input dtype and makes no
+    planes."""
     base = {"quantizer": SPEC}
     assert not isinstance(
         match(
@@ -133,7 +134,7 @@ def test_what_an_operation_has_not_is_not_asked(fakes: Any) -> None:
         match(fakes.card(rows=[fakes.row(out_dtypes={"float32"})]), fakes.request(op="quantize", **base)),
         str,
     )
-    dequantizer = fakes.row(ops={"dequantize"}, in_dtypes={"float32"})
+    dequantizer = fakes.row(ops={"dequantize"}, in_dtypes={"float32"}, orientations={"rowwise"})
     assert not isinstance(match(fakes.card(rows=[dequantizer]), fakes.request(op="dequantize", **base)), str)
 
 

@@ -66,3 +66,14 @@ def test_what_the_sentence_says_works(mesh_of: Any, placed: Any, rng: np.random.
     wanted = values(jnp.asarray(rows))
     assert np.array_equal(cut, wanted)
     assert np.array_equal(whole, wanted)
+
+
+@pytest.mark.parametrize(
+    "kept", [{"form": "lean"}, {"form": "recompute"}, {"weight_codes": "remake"}], ids=lambda kept: next(iter(kept))
+)
+def test_what_a_cut_block_cannot_keep_is_refused(kept: Any, mesh_of: Any, placed: Any) -> None:
+    """Outside of jax.shard_map rows of experts are kept as grouped_mlp keeps them: other memory was asked for."""
+    mesh = mesh_of(AxisType.Explicit, data=2)
+    x, routing = jnp.ones((M, K)), _routing()
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"rows that a mesh cuts .*, so leave both out, or use"):
+        moe.routed_mlp(x, routing, *KERNELS, recipe=None, sharding=octavo_jax.MeshAxes(dp="data"), **kept)

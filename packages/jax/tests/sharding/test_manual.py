@@ -155,6 +155,22 @@ def test_fused_layers(name: str, mesh_of: Any, rng: np.random.Generator) -> None
         assert (np.abs(gradient - each.sum(axis=0)) <= D * 2.0**-23 * np.abs(each).sum(axis=0)).all(), key
 
 
+def test_partial_sums_are_added_up_once(mesh_of: Any, rng: np.random.Generator) -> None:
+    """y of a kernel whose K the caller's own axis cuts, with its bias: of small integers, whose sums are exact."""
+    x, kernel, bias = (jnp.asarray(rng.integers(-4, 5, shape), jnp.float32) for shape in ((M, K), (2, K, 32), (2, 32)))
+
+    def layer(x: Any, kernel: Any, bias: Any, **how: Any) -> Any:
+        return octavo_jax.grouped_dense(x, kernel, [M - 3, 2], bias=bias, recipe=None, backend=BACKEND, **how)
+
+    spread = jax.shard_map(
+        partial(layer, sharding=octavo_jax.MeshAxes(tp="tp", tp_dim="K")),
+        mesh=mesh_of(tp=2),
+        in_specs=(P(None, "tp"), P(None, "tp", None), P()),
+        out_specs=P(),
+    )
+    np.testing.assert_array_equal(jax.jit(spread)(x, kernel, bias), layer(x, kernel, bias))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("check_vma", "inside"), [(True, False), (True, True), (False, False)])
 def test_roles_of_manual_axes(check_vma: bool, inside: bool, mesh_of: Any, rng: np.random.Generator) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from checkpoint_files import arrays, metadata, rewrite
 from torch import Tensor, nn
 
 import octavo_torch
@@ -120,13 +117,6 @@ def run(module: Any, x: Tensor) -> Tensor:
     return out
 
 
-def rewrite(path: Path, saved: dict[str, Tensor], said: dict[str, Any]) -> None:
-    """The file with other contents, and digests that fit them."""
-    said["sha256"] = {name: digest(value) for name, value in saved.items()}
-    text = json.dumps(said)
-    save_file(saved, str(path), {"octavo": f"{hashlib.sha256(text.encode()).hexdigest()} {text}"})
-
-
 def trained(recipe: Recipe) -> nn.Module:
     """After a step, so that histories, scales and counters have moved."""
     made = model(recipe)
@@ -135,17 +125,6 @@ def trained(recipe: Recipe) -> nn.Module:
         update_scales(made)
     made.zero_grad()
     return made
-
-
-def arrays(path: Path) -> dict[str, Tensor]:
-    with safe_open(str(path), framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def metadata(path: Path) -> dict[str, Any]:
-    with safe_open(str(path), framework="pt") as file:
-        said: dict[str, Any] = json.loads(file.metadata()["octavo"].partition(" ")[2])
-    return said
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -164,9 +164,12 @@ def test_a_wrong_tensor_is_named(which: str, drawn: Drawn, tmp_path: Path) -> No
     refused(experts(layout), Published(drawn[layout].config, tensors).write(tmp_path), message)
 
 
-GROUP_OF_64 = {
-    "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 64}}}
-}
+def weights(**changed: Any) -> dict[str, Any]:
+    """The entry of a group whose weights differ in something from eight-bit floats per channel."""
+    said = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", **changed}
+    return {"config_groups": {"a": {"weights": said}}}
+
+
 CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "method": ("hf", {"quant_method": "mxfp4"}, r"quant_method 'mxfp4', and files of this layout have 'fp8'"),
     "block": ("hf", {"weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\], and files of this .*\[128, 128\]"),
@@ -176,10 +179,22 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "not compressed": ("channels", {"quantization_status": "frozen"}, r"quantization_status 'frozen'"),
     "groups": ("channels", {"config_groups": 3}, r"config_groups 3; give"),
     "group without weights": ("channels", {"config_groups": {"a": {}}}, r"has a group without weights"),
-    "4 bits": ("channels", {"config_groups": {"a": {"weights": {"num_bits": 4}}}}, r"num_bits 4"),
+    "scales in another format": ("hf", {"scale_fmt": "e5m3"}, r"scale_fmt 'e5m3'"),
+    "experts of 4 bits": ("hf", {"expert_dtype": "fp4"}, r"expert_dtype 'fp4'"),
+    "4 bits": ("channels", weights(num_bits=4), r"num_bits 4"),
+    "integers": ("channels", weights(type="int"), r"type 'int'"),
+    "zero points": ("channels", weights(symmetric=False), r"symmetric False"),
+    "scales of tokens": ("channels", weights(strategy="token"), r"strategy 'token'"),
+    "blocks of 64": ("channels", weights(strategy="block", block_structure=[64, 64]), r"block_structure \[64, 64\]"),
+    "groups of another format": (
+        "channels",
+        {**weights(strategy="group", group_size=32), "format": "float-quantized"},
+        r"format 'float-quan",
+    ),
+    "packed, not compressed": ("mx4", {"quantization_status": "frozen"}, r"quantization_status 'frozen'"),
     "group of 32": ("nv", {"group_size": 32}, r"group_size 32"),
     "another packing": ("mx4", {"format": "nvfp4-pack-quantized"}, r"format 'nvfp4-pack-quantized'"),
-    "group of channels": ("channels", GROUP_OF_64, r"group_size 64"),
+    "group of channels": ("channels", weights(strategy="group", group_size=64), r"group_size 64"),
     "algorithm": ("nv", {"quant_algo": "W4A8"}, r"quant_algo 'W4A8'"),
 }
 

@@ -11,7 +11,7 @@ import torch
 
 import octavo_registry
 from octavo import DelayedScaling
-from octavo_torch import AdamW, DelayedState, choose_experts, permute, unpermute
+from octavo_torch import AdamW, DelayedState, GroupedLinear, choose_experts, permute, unpermute
 
 T, E, K = 12, 3, 16
 
@@ -67,3 +67,11 @@ def test_one_that_serves_none_of_them_leaves_them_to_torch(rng: np.random.Genera
         with octavo_registry.prefer("torch-reference"):
             result = run()
         assert torch.equal(result, run()), name
+
+
+@pytest.mark.parametrize("sizes", [[8, 4], torch.tensor([8, 4])], ids=["list", "tensor"])
+def test_backends_are_told_where_sizes_are(sizes: Any) -> None:
+    """Those that read them on a device alone have to refuse a call on the host."""
+    layer = GroupedLinear(2, K, K, recipe="mxfp8", dtype=torch.bfloat16)
+    plan = layer.explain(torch.ones(T, K, dtype=torch.bfloat16), sizes)
+    assert {gemm.request.sizes for _, gemm in plan.gemms if gemm is not None} == {"host"}

@@ -46,6 +46,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "x scalar": (linear(x=torch.zeros(())), r"x has shape \[\]"),
     "x type": (linear(x=np.zeros((8, 16))), "x is a ndarray"),
     "x dtype": (linear(x=torch.zeros(8, 16, dtype=torch.float64)), "x has dtype float64; give bfloat16, float16 or"),
+    "both dtypes": (linear(x=X.double(), weight=W.double()), "x has dtype float64; give bfloat16, float16 or"),
     "weight rank": (linear(weight=torch.zeros(4, 16)), r"weight has shape \[4, 16\]; give \[G, N, K\]"),
     "no groups": (linear(weight=torch.zeros(0, 4, 16)), "at least one group"),
     "features": (linear(weight=torch.zeros(2, 4, 17)), r"x has 16 features and weight has shape \[2, 4, 17\]"),

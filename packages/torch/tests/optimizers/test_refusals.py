@@ -219,6 +219,20 @@ def written(parameter: Tensor, values: Tensor) -> None:
         parameter.copy_(values)
 
 
+def test_a_float32_parameter_needs_no_master_of_any_dtype() -> None:
+    """It is its own, bit for bit alike, whatever dtype others' masters have."""
+    values = []
+    for master_dtype in (torch.float32, torch.bfloat16):
+        parameter = nn.Parameter(torch.linspace(-1, 1, 40).view(5, 8))
+        optimizer = AdamW([parameter], lr=0.1, master_dtype=master_dtype)
+        parameter.square().sum().backward()
+        optimizer.step()
+        assert "master" not in optimizer.state[parameter]
+        values.append(parameter.detach())
+    assert torch.equal(*values)
+    assert not torch.equal(values[0], torch.linspace(-1, 1, 40).view(5, 8))
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "codes"])
 @pytest.mark.parametrize("before", ["the first step", "a later one"])
 def test_values_that_a_step_would_undo(kind: str, before: str, rng: np.random.Generator) -> None:

@@ -257,6 +257,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         r"wanted is \['dbias'\]; give a list of names out of activated, amax, dequantized, rstd",
     ),
     "layouts": (lambda: quantize(X, SPEC, layouts="plain"), "layouts is 'plain'; give two names"),  # type: ignore[arg-type]
+    "one layout": (lambda: quantize(X, SPEC, layouts=("plain", 3)), "layouts is a tuple; give two names"),  # type: ignore[arg-type]
     "out": (lambda: quantize(X, SPEC, out=X), "out is a Tensor; give the GroupedTensor"),  # type: ignore[arg-type]
     "unchanged": (
         lambda: quantize(X, SPEC, unchanged=torch.zeros(1, dtype=torch.int32)),

@@ -101,7 +101,7 @@ def describe(codes: GroupedTensor, dtype: torch.dtype, interleave: int) -> dict[
 def from_tensors(name: str, entry: Any, tensors: Mapping[str, Tensor]) -> tuple[GroupedTensor, torch.dtype]:
     """The inverse of `to_tensors` and `describe`; raises ValueError where something does not fit."""
     try:
-        spec, dtype = GroupedTensorSpec.model_validate(entry["spec"]), DTYPES[entry["dtype"]]
+        spec, dtype = GroupedTensorSpec(**entry["spec"]), DTYPES[entry["dtype"]]
     except (KeyError, TypeError, ValueError, OctavoError) as error:
         raise ValueError(f"the checkpoint's description of {name} cannot be read: {error}; save it again") from None
     payloads, scales = plane_names(spec.quantizer)

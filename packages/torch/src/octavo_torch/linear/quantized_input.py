@@ -88,9 +88,10 @@ def check_codes(layer: Layer, recipe: Recipe, x: object, codes: GroupedTensor) -
             continue
         codes.plane(direction)  # type: ignore[arg-type]
         if layout not in (expected, PLAIN):
+            reads = " or ".join(map(repr, dict.fromkeys((expected, PLAIN))))
             raise ValueError(
-                f"x's {direction} data are in layout {layout!r} and the chosen backend reads {expected!r} or {PLAIN!r};"
-                " quantize it with quantize_input for this layer"
+                f"x's {direction} data are in layout {layout!r} and the chosen backend reads {reads}; "
+                "quantize it with quantize_input for this layer"
             )
 
 

@@ -74,7 +74,6 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
     moves, token_exchange = ctx.call.moves, ctx.call.token_exchange
     operands = KeptOperands(ctx, dy)
-    del dy
     grads = gradients(ctx.call, needs, operands)
     _, position, routed = operands.places
     dprobs = _sum(grads.probs, grads.bias2_scales)
