@@ -25,6 +25,7 @@ CHANGED = {
     "fp8-block": ("block", {}),
     "fp8-block-fp32-scales": ("block", {"power_of_two": False}),
     "fp8-block-square-columns": ("block", {"square_columns": True}),
+    "fp8-block-wgrad-high-precision": ("block", {"wgrad": "high_precision"}),
     "mxfp4": ("mxfp4_weights", {}),
     "mxfp8": ("mxfp8", {}),
     "mxfp8-forward-only": ("mxfp8", {"dgrad": "high_precision", "wgrad": "high_precision"}),
