@@ -55,6 +55,7 @@ FAULTS = (
     "never-skips",
     "short-seed",
     "all-from-row-0",
+    "scale-of-a-neighbour",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}

@@ -1,4 +1,4 @@
-"""E8M0 scales by other rules than the definition's, and the codes under them."""
+"""Scales that are not the definition's: by other rules, with the codes under them, and of other blocks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import octavo_numerics
+from octavo.quantizer import Direction
 from octavo_numerics import QuantizedArray
 
 _BLOCK = 32
@@ -49,3 +50,17 @@ def with_lower_scales(x: Any, q: QuantizedArray, sizes: Any, fault: str) -> Quan
     codes = q.rowwise.view(np.uint8).copy()
     codes[:total] = np.where(spread == 0xFF, 0x7F, octavo_numerics.cast(scaled.astype(np.float32), "e4m3"))
     return replace(q, rowwise=codes.view(q.rowwise.dtype), rowwise_scale=scale)
+
+
+def with_scales_of_a_neighbour(q: QuantizedArray, direction: Direction) -> QuantizedArray:
+    """A weight of square blocks; of each two whole ones that follow one another in a sum, the second has the first
+    one's scale, as where the stages of a pipeline are mixed up. Partial blocks are right, as by another path."""
+    size, name = q.spec.quantizer.block_size, f"{direction}_scale"
+    if q.group_sizes is not None or not q.spec.quantizer.square or size is None:
+        return q
+    scale = getattr(q, name).copy()
+    whole = scale[:, : q.spec.shape[1] // size, : q.spec.shape[2] // size]
+    along = whole if direction == "columnwise" else whole.swapaxes(1, 2)
+    pairs = along.shape[1] // 2
+    along[:, 1 : 2 * pairs : 2] = along[:, 0 : 2 * pairs : 2]
+    return replace(q, **{name: scale})

@@ -65,6 +65,16 @@ def test_at_the_clamp() -> None:
     np.testing.assert_array_equal(parts.slope[:, 0] != 0, [True, True, False, True])
 
 
+def test_nothing_gets_past_a_clamp() -> None:
+    """An up projection past the clamp has the gradient 0 where dy or the gate is not finite, as a clamp's backward in
+    torch has it; the gate's gradient says that something is NaN."""
+    x = np.array([[1.0, 7.5], [-1.0, -8.0], [np.nan, 9.0], [1.0, np.inf], [1.0, 6.0]])
+    dy = np.array([[np.nan], [np.nan], [1.0], [np.nan], [np.nan]])
+    gradient = activate_gradient(dy, x, "clamped_swiglu")
+    assert np.array_equal(gradient[:, 1], [0, 0, 0, 0, np.nan], equal_nan=True)
+    assert np.isnan(gradient[:, 0]).all()
+
+
 def test_arguments_that_do_not_fit() -> None:
     """With what was given and what is needed."""
     with pytest.raises(ValueError, match="activation is 'tanh'; give one of silu, gelu"):

@@ -61,7 +61,7 @@ def activated_gradient(dy: Array, x: Array, activation: Any, probs: Array | None
     near_root = np.where((gate >= -4) & (gate <= -0.25), 0.25, 0)
     terms = np.abs(grad * up) * np.maximum(np.abs(slope), near_root)
     if activation in GATED:
-        terms = np.concatenate([terms, np.abs(grad * value * passes)], axis=1)
+        terms = np.concatenate([terms, np.abs(np.where(passes > 0, grad * value, 0))], axis=1)
         up, grad = np.tile(up, 2), np.tile(grad, 2)
     tiny = _SMALLEST_NORMAL * (1 + np.abs(grad)) * (1 + np.abs(up))
     error = (_FUNCTION + 3 * _PRODUCT + _of_factor(activation)) * terms + tiny

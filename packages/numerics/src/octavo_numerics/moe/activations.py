@@ -124,11 +124,14 @@ def activate(x: NDArray[Any], activation: Activation, probs: NDArray[Any] | None
 def activate_gradient(
     dy: NDArray[Any], x: NDArray[Any], activation: Activation, probs: NDArray[Any] | None = None
 ) -> F64:
-    """The gradient of x [M, C] from dy [M, F], what `activate` returned, in float64. Raises as `activation_parts`."""
+    """The gradient of x [M, C] from dy [M, F], what `activate` returned, in float64. Raises as `activation_parts`.
+
+    That of an up projection past its clamp is 0, whatever dy and the gate are.
+    """
     parts, grad = activation_parts(x, activation), dy.astype(np.float64)
     if probs is not None:
         grad = grad * probs[:, None].astype(np.float64)
     gradient = grad * parts.slope * parts.factor
     if activation not in _GATED:
         return gradient
-    return np.concatenate([gradient, grad * parts.value * parts.passes], axis=-1)
+    return np.concatenate([gradient, np.where(parts.passes > 0, grad * parts.value, 0.0)], axis=-1)
