@@ -152,6 +152,7 @@ def test_plain_functions_and_hookimpl_both_declare(fakes: Any) -> None:
     [
         ("return 3", "octavo_backends raised TypeError"),
         ("return [{'name': 'x'}]", "octavo_backends gave a dict; it gives BackendCard objects"),
+        ("return CARD", "octavo_backends gave one BackendCard by itself; return a tuple of it, such as (CARD,)"),
         ("return 1 / 0", "octavo_backends raised ZeroDivisionError: division by zero"),
         ("yield CARD; raise SystemExit", "octavo_backends raised SystemExit"),
         ("return [CARD, CARD]", "octavo_backends gave 'bad' twice"),
