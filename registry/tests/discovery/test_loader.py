@@ -169,6 +169,15 @@ def test_cards_that_are_none_break_the_plugin(
     assert reason in only_broken(discovered()).reason
 
 
+def test_an_entry_point_without_hooks_is_broken(install: Any, discovered: Discovered, source: Any) -> None:
+    """One that names the card, and not the module around it, would declare nothing and be called fine."""
+    install("test-bad", {"oct_bad": source("bad")}, group(bad="oct_bad:CARD"))
+    install("test-good", {"oct_good": source("good")}, group(good="oct_good"))
+    reason = only_broken(discovered()).reason
+    assert reason.startswith("oct_bad:CARD has none of the hooks octavo_backends, ")
+    assert reason.endswith("; name the module that defines them")
+
+
 def test_a_card_that_does_not_validate_names_the_field(install: Any, discovered: Discovered, source: Any) -> None:
     """The card is made while the module is imported; the record names field, value and need on one line."""
     install("test-bad", {"oct_bad": source("Bad Name")}, group(bad="oct_bad"))

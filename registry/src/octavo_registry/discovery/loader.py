@@ -174,6 +174,8 @@ def load(plugin: object, *, name: str, distribution: str, version: str, value: s
     """`plugin` with its hooks checked and its declarations read, or the record that says why it is broken."""
     try:
         hooks = _hooks(plugin, name)
+        if not hooks:
+            raise Fault(f"{value} has none of the hooks {', '.join(HOOKS)}; name the module that defines them")
         # validated once more: `model_copy` and `model_construct` make cards that never were
         cards = tuple(guard(BackendCard, **dict(card)) for card in _declared(hooks, "octavo_backends", BackendCard))
         _check_unique("octavo_backends", [card.name for card in cards])
