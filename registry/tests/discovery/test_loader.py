@@ -152,6 +152,7 @@ def test_plain_functions_and_hookimpl_both_declare(fakes: Any) -> None:
     [
         ("return 3", "octavo_backends raised TypeError"),
         ("return [{'name': 'x'}]", "octavo_backends gave a dict; it gives BackendCard objects"),
+        ("return CARD", "octavo_backends gave one BackendCard by itself; return a tuple of it, such as (CARD,)"),
         ("return 1 / 0", "octavo_backends raised ZeroDivisionError: division by zero"),
         ("yield CARD; raise SystemExit", "octavo_backends raised SystemExit"),
         ("return [CARD, CARD]", "octavo_backends gave 'bad' twice"),
@@ -166,6 +167,15 @@ def test_cards_that_are_none_break_the_plugin(
     install("test-bad", {"oct_bad": source("bad", extra=extra)}, group(bad="oct_bad"))
     install("test-good", {"oct_good": source("good")}, group(good="oct_good"))
     assert reason in only_broken(discovered()).reason
+
+
+def test_an_entry_point_without_hooks_is_broken(install: Any, discovered: Discovered, source: Any) -> None:
+    """One that names the card, and not the module around it, would declare nothing and be called fine."""
+    install("test-bad", {"oct_bad": source("bad")}, group(bad="oct_bad:CARD"))
+    install("test-good", {"oct_good": source("good")}, group(good="oct_good"))
+    reason = only_broken(discovered()).reason
+    assert reason.startswith("oct_bad:CARD has none of the hooks octavo_backends, ")
+    assert reason.endswith("; name the module that defines them")
 
 
 def test_a_card_that_does_not_validate_names_the_field(install: Any, discovered: Discovered, source: Any) -> None:

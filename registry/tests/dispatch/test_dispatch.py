@@ -174,6 +174,15 @@ def test_a_backend_without_the_methods_is_broken(fakes: Any) -> None:
     assert plan.decisions[0].reason == "AttributeError: 'object' object has no attribute 'refuses'"
 
 
+def test_a_class_in_the_place_of_its_object_is_said(fakes: Any) -> None:
+    """Its methods would only complain of a missing argument."""
+    plan = fakes.registry(fakes.plugin("a", fakes.Backend, priority=9), fakes.plugin("b")).plan(fakes.request())
+    assert plan.backend == "b"
+    assert (
+        plan.decisions[0].reason == "octavo_load('a') returned the class FakeBackend; return an object, FakeBackend()"
+    )
+
+
 def test_a_card_that_was_built_around_its_validation(fakes: Any) -> None:
     """`model_construct` checks nothing: wrong fields break the plugin, wrong rows the backend, and others live."""
     wrong_field = fakes.plugin("a")

@@ -142,9 +142,13 @@ def _declared(hooks: Mapping[str, HookImpl], hook: str, kind: type[Any]) -> tupl
     if hook not in hooks:
         return ()
     try:
-        items = guard(tuple, call(hooks[hook]))
+        answer = call(hooks[hook])
+        alone = isinstance(answer, kind)  # cards and recipes are iterable themselves, over their fields
+        items = () if alone else guard(tuple, answer)
     except Fault as fault:
         raise Fault(f"{hook} raised {fault}") from fault
+    if alone:
+        raise Fault(f"{hook} gave one {kind.__name__} by itself; return a tuple of it, such as (CARD,)")
     for item in items:
         if not isinstance(item, kind):
             raise Fault(f"{hook} gave a {type(item).__name__}; it gives {kind.__name__} objects")
@@ -170,6 +174,8 @@ def load(plugin: object, *, name: str, distribution: str, version: str, value: s
     """`plugin` with its hooks checked and its declarations read, or the record that says why it is broken."""
     try:
         hooks = _hooks(plugin, name)
+        if not hooks:
+            raise Fault(f"{value} has none of the hooks {', '.join(HOOKS)}; name the module that defines them")
         # validated once more: `model_copy` and `model_construct` make cards that never were
         cards = tuple(guard(BackendCard, **dict(card)) for card in _declared(hooks, "octavo_backends", BackendCard))
         _check_unique("octavo_backends", [card.name for card in cards])

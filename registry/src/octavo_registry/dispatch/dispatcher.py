@@ -195,6 +195,9 @@ class Dispatcher:
                 answer: Backend | None = call(self._plugins[record.plugin].hooks["octavo_load"], name=record.name)
                 if answer is None:
                     raise Fault(f"octavo_load({record.name!r}) returned None, and the plugin's card names it")
+                if isinstance(answer, type):
+                    name = answer.__name__
+                    raise Fault(f"octavo_load({record.name!r}) returned the class {name}; return an object, {name}()")
                 level4 = record.card is not None and record.card.api_level <= LEVEL
                 loaded = AdaptedBackend(answer) if level4 else answer
             except Fault as fault:

@@ -12,7 +12,7 @@ dispatched at all: check `model.get_experts_implementation()`; the tests count c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol, cast
@@ -61,7 +61,8 @@ def register(
 ) -> str:
     """Register `experts(recipe, ...)` with transformers; returns the name for `experts_implementation=`.
 
-    name                 None: "octavo-" and the recipe's kind. An existing function of that name is replaced
+    name                 an existing function of that name is replaced, for models that use it, too. None: "octavo-" and
+                         the recipe's kind, and a number where that name is another recipe's or another way to run it
     form, weight_codes   see `experts`
 
     Raises what `experts` raises, and AdapterError where transformers has no registry of experts functions.
@@ -71,8 +72,21 @@ def register(
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise misfit("transformers", TESTED, "integrations.moe.ALL_EXPERTS_FUNCTIONS") from error
-    chosen = name or f"octavo-{GroupedMM(recipe).how['recipe'].kind}"
+    chosen = name or _free_name(function, ALL_EXPERTS_FUNCTIONS)
     ALL_EXPERTS_FUNCTIONS.register(chosen, function)
+    return chosen
+
+
+def _free_name(function: ExpertsFunction, registered: Mapping[str, Callable[..., Tensor]]) -> str:
+    """The first of "octavo-KIND", "octavo-KIND-2" and so on that no other function has: models ask for theirs by name
+    at every call."""
+    first = f"octavo-{function.product.how['recipe'].kind}"
+    chosen, number = first, 1
+    while (known := registered.get(chosen)) is not None:
+        if isinstance(known, ExpertsFunction) and known.does_as(function):
+            break
+        number += 1
+        chosen = f"{first}-{number}"
     return chosen
 
 
@@ -119,6 +133,17 @@ class ExpertsFunction:
     product: GroupedMM
     form: Form = "standard"
     weight_codes: WeightCodes = "keep"
+
+    def does_as(self, other: ExpertsFunction) -> bool:
+        """Whether both run the same recipe in the same way; seeds in tensors may change, so they are compared as
+        objects."""
+        one, two = self.product, other.product
+        if isinstance(one.seed, Tensor) or isinstance(two.seed, Tensor):
+            same_seed = one.seed is two.seed
+        else:
+            same_seed = one.seed == two.seed
+        ways = [(f.product.recipe, f.product.backend, f.form, f.weight_codes) for f in (self, other)]
+        return same_seed and ways[0] == ways[1]
 
     def __call__(
         self,
