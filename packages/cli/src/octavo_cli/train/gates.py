@@ -33,7 +33,8 @@ from octavo_cli.train.report.results import Gap, gap_at
 from octavo_registry.cli.files import check_writable, write_whole
 
 LIMITS: dict[str, float] = {
-    **dict.fromkeys(("fp8-block", "fp8-block-square-columns", "mxfp8", "mxfp8-folded"), 1.0),
+    **dict.fromkeys(("fp8-block", "fp8-block-square-columns", "fp8-block-wgrad-high-precision"), 1.0),
+    **dict.fromkeys(("mxfp8", "mxfp8-folded"), 1.0),
     **dict.fromkeys(("bf16, lean", "fp8-block, lean"), 1.0),
     **dict.fromkeys(("mxfp4", "nvfp4"), 2.0),
 }
