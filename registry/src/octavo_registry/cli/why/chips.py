@@ -64,7 +64,7 @@ def parse_chip(text: str) -> Chip:
     match = _CAPABILITY.fullmatch(name)
     if match is not None:
         return Chip("cuda", parse_arch(name), f"a device of compute capability {text.strip()}")
-    close = difflib.get_close_matches(name, CHIPS, n=1)
+    close = difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.7)  # or an mi300 is taken for a b300
     hint = f"did you mean {close[0]}? " if close else ""
     raise BadInput(
         f"--hypothetical: got {text!r}; {hint}it takes cpu, a compute capability such as 9.0, or one of "

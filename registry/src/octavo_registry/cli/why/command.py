@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -20,7 +20,7 @@ from octavo_registry.cli.why.chips import parse_arch, parse_chip
 from octavo_registry.cli.why.question import MOE, OPERATIONS, SIZES, Question, check_options, one_of, parse_shape
 from octavo_registry.cli.why.ranks import ask_ranks
 from octavo_registry.cli.why.show import show
-from octavo_registry.contract.cards import MOVES, OPTIMIZERS, ROUTERS, Activation, Norm, Weight
+from octavo_registry.contract.cards import MOVES, OPTIMIZERS, ROUTERS, Activation, Capability, Norm, Weight
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import WEIGHT_SHAPES
 from octavo_registry.discovery.bridges import framework_record
@@ -47,15 +47,28 @@ def _sizes(op: str, framework: str, device: str) -> Literal["host", "device"]:
     return "host" if grouped and framework == "torch" and device == "cpu" else "device"
 
 
+def _rows() -> Iterator[Capability]:
+    """What the cards of all backends declare."""
+    for record in octavo_registry.backends():
+        if record.card is not None:
+            yield from record.card.capabilities
+
+
 def _known_framework(name: str) -> str:
     """`name`; BadInput where neither a front end nor a card knows it."""
-    cards = (record.card for record in octavo_registry.backends() if record.card is not None)
-    served = {row.framework for card in cards for row in card.capabilities}
+    served = {row.framework for row in _rows()}
     return one_of("--framework", name, sorted(served | set(FRONT_ENDS) | set(octavo_registry.framework_names())))
+
+
+def _known_device(name: str) -> str:
+    """`name`; BadInput where no card knows it: frameworks call a GPU cuda."""
+    return one_of("--device", name, sorted({row.device for row in _rows()} | {"cpu", "cuda"}))
 
 
 def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, tuple[int, int] | None]:
     """The device to ask for: the first accelerator that the framework sees, where none is named."""
+    if device is not None:
+        device = _known_device(device)
     if device is not None and arch is not None and device != "cpu":
         return device, parse_arch(arch)
     if device == "cpu" and arch is None:
