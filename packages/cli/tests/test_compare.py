@@ -104,6 +104,18 @@ def test_rows_that_differ_in_how_they_ran_are_apart(tmp_path: Path, run: Any) ->
     assert len({tuple(row["what"]) for row in result.json["rows"]}) == len(rows)
 
 
+def test_what_a_plan_said_is_no_part_of_a_row_s_name(tmp_path: Path, run: Any) -> None:
+    """A sentence about what ran fused differs between versions that are compared, and fills a screen."""
+    files = []
+    for words in ("activation fused by one", "activation in one pass by another, not quantized"):
+        content = timed(("bf16", 10.0, 9.0, 11.0))
+        content["rows"] = [{**content["rows"][0], "way": "fused", "fused": words}]
+        files.append(written(tmp_path / f"{len(files)}.json", content))
+    (row,) = run("compare", *files, "--json").json["rows"]
+    assert row["ratio"] == 1
+    assert not any("activation" in part for part in row["what"])
+
+
 def test_benchmarks_without_a_row_in_common(tmp_path: Path, run: Any) -> None:
     """They are of two commands, or of other shapes: one line says so, where a table of no rows said nothing."""
     step = {"command": "octavo bench step --quick", **timed(("moe", 9, 8, 10))}

@@ -16,7 +16,7 @@ from octavo_registry.cli.output import print_json, print_line, print_table
 
 _IDENTITY = (
     *("case", "kind", "peer", "gemm", "way", "shape", "sizes", "grouping", "choices", "backend", "backends"),
-    *("weights_reused", "groups", "threads", "fused", "devices", "route", "payload", "policy", "operand", "recipe"),
+    *("weights_reused", "groups", "threads", "devices", "route", "payload", "policy", "operand", "recipe"),
 )
 """Fields of a benchmark's row that say what was measured, in the order in which they are shown."""
 
