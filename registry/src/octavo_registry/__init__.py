@@ -72,6 +72,7 @@ unregister = _registry.unregister
 recipe = _registry.recipe
 recipes = _registry.recipes
 quantizer = _registry.quantizer
+strange_names = _registry.strange_names
 strange_recipes = _registry.strange_recipes
 
 __all__ = [
@@ -145,6 +146,7 @@ __all__ = [
     "recipes",
     "register",
     "state_token",
+    "strange_names",
     "strange_recipes",
     "unregister",
 ]

@@ -78,6 +78,13 @@ def test_doctor_names_recipes_that_nobody_defines(run: Any, use: Any, fakes: Any
     ran = run("doctor")
     assert ran.code == 1
     assert "the card of a names the recipe 'rwo', which nobody defines; did you mean row?" in ran.out
+    use(fakes.registry(fakes.plugin("a", rows=[fakes.row(framework="pytorch", device="CPU")])))
+    ran = run("doctor")
+    assert ran.code == 1
+    assert "the card of a names the framework 'pytorch'; did you mean torch?" in ran.out
+    assert "the card of a names the device 'CPU'; did you mean cpu?" in ran.out
+    use(fakes.registry(fakes.plugin("a", rows=[fakes.row(framework="torch", device="xpu")])))
+    assert "did you mean" not in run("doctor").out  # whose front end may be elsewhere
 
 
 def test_doctor_shows_what_packages_say_of_themselves(run: Any, install: Any) -> None:

@@ -143,7 +143,7 @@ def examine() -> Report:
     broken += [f"plugin {p.name} of {p.origin}: {p.reason}" for p in plugins if p.status == "broken"]
     records = [record for record in octavo_registry.backends() if record.card is not None]
     broken += [f"backend {r.name} of {r.distribution}: {r.reason}" for r in records if r.verdict == "broken"]
-    broken += [line for r in records if r.card is not None for line in octavo_registry.strange_recipes(r.card)]
+    broken += [line for r in records if r.card is not None for line in octavo_registry.strange_names(r.card)]
     front_ends = [_FrontEnd(record, *_devices(record)) for record in octavo_registry.framework_records()]
     broken += [f"front end {f.record.name} of {f.record.distribution}: {f.fault}" for f in front_ends if f.fault]
     commands = [_command_row(command) for command in external_commands()]

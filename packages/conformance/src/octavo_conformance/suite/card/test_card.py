@@ -13,7 +13,7 @@ from octavo_conformance.cards.needs import Need
 from octavo_conformance.cards.targets import Target
 from octavo_conformance.cards.variants import RAGGED, RECIPES, QuantizerVariant, RecipeVariant
 from octavo_conformance.problems.case import Case
-from octavo_registry import API_LEVEL, strange_recipes
+from octavo_registry import API_LEVEL, strange_names
 from octavo_registry.contract.cards import QUANTIZERS, BackendCard
 from octavo_registry.dispatch.match import match
 
@@ -50,7 +50,7 @@ def test_the_card_is_plain_data(target: Target) -> None:
 
 def test_the_card_names_recipes_that_exist(target: Target) -> None:
     """A typing error in `recipes` would only mean that the recipe is not served, and nobody would be told."""
-    wrong = strange_recipes(target.card)
+    wrong = strange_names(target.card)
     assert not wrong, "; ".join(wrong)
 
 
