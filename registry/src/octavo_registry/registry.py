@@ -16,11 +16,11 @@ from octavo_registry.contract.cards import BackendCard
 from octavo_registry.contract.plan import Decision, Plan
 from octavo_registry.contract.request import GemmRequest, QuantizeRequest, Request
 from octavo_registry.discovery import loader
-from octavo_registry.discovery.bridges import framework_names
 from octavo_registry.discovery.entry_points import Published, published
 from octavo_registry.discovery.loader import Plugin, PluginRecord
 from octavo_registry.discovery.locks import ForkSafeLock
-from octavo_registry.discovery.names import FRONT_ENDS, RESERVED, Claim, void_claims
+from octavo_registry.discovery.misspelt import misspelt
+from octavo_registry.discovery.names import RESERVED, Claim, void_claims
 from octavo_registry.discovery.records import BackendRecord, backend_records
 from octavo_registry.dispatch.dispatcher import Dispatcher, Names
 from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan
@@ -296,12 +296,7 @@ class Registry:
     def strange_names(self, card: BackendCard) -> tuple[str, ...]:
         """`strange_recipes`, and a sentence for each framework or device on a card that is spelled much like one that
         Octavo knows: a backend of one that it does not know at all may be for a front end that is not here."""
-        found = [*self.strange_recipes(card)]
-        for field, known in (("framework", [*FRONT_ENDS, *framework_names()]), ("device", ["cpu", "cuda"])):
-            for name in sorted({str(getattr(row, field)) for row in card.capabilities} - set(known)):
-                if hint := did_you_mean(name, known):
-                    found.append(f"the card of {card.name} names the {field} {name!r}{hint}")
-        return tuple(found)
+        return (*self.strange_recipes(card), *misspelt(card))
 
     def quantizer(self, name: str) -> QuantizerSpec:
         """The quantizer that a plugin calls `name`; OctavoError lists those there are."""

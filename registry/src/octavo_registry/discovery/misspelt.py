@@ -1,0 +1,25 @@
+"""Names on a card that look like misspelt ones: nothing asks for them, and nobody would be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo.errors import did_you_mean
+from octavo_registry.contract.cards import BackendCard
+from octavo_registry.discovery.bridges import framework_names
+from octavo_registry.discovery.names import FRONT_ENDS
+
+_DEVICES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda"}
+"""What Octavo calls a device, by other spellings in lower case."""
+
+
+def misspelt(card: BackendCard) -> Iterator[str]:
+    """A sentence for each framework or device on `card` that is meant to be another one."""
+    known = [*FRONT_ENDS, *framework_names()]
+    for name in sorted({row.framework for row in card.capabilities} - set(known)):
+        if hint := did_you_mean(name, known):
+            yield f"the card of {card.name} names the framework {name!r}{hint}"
+    for name in sorted({row.device for row in card.capabilities}):
+        meant = _DEVICES.get(name.lower(), name)  # an xpu is no misspelt cpu
+        if meant != name:
+            yield f"the card of {card.name} names the device {name!r}; did you mean {meant}?"
