@@ -87,6 +87,17 @@ def test_doctor_names_recipes_that_nobody_defines(run: Any, use: Any, fakes: Any
     assert "did you mean" not in run("doctor").out  # whose front end may be elsewhere
 
 
+def test_doctor_names_groups_that_nothing_reads(run: Any, install: Any) -> None:
+    """Entry points in a misspelt group are invisible: the plugin's author would look everywhere else."""
+    install("test-misspelt", {"oct_plugin": ""}, {"octavo.backend": {"zenith": "oct_plugin"}}, version="2.1")
+    install("test-another", {"oct_other": ""}, {"other.backends": {"zenith": "oct_other"}})
+    ran = run("doctor")
+    assert ran.code == 1
+    sentence = "has entry points in the group 'octavo.backend', which nothing reads; did you mean octavo.backends?"
+    assert f"test-misspelt 2.1 {sentence}" in ran.out
+    assert "test-another" not in ran.out
+
+
 def test_doctor_shows_what_packages_say_of_themselves(run: Any, install: Any) -> None:
     """A compiled package tells which kernels it has; no card or hook could, and the registry imports none of them."""
     install(

@@ -13,13 +13,17 @@ import typer
 
 import octavo_registry
 from octavo_registry.cli import selftest
+from octavo_registry.cli.commands import GROUP as COMMANDS
 from octavo_registry.cli.commands import Command, external_commands
 from octavo_registry.cli.errors import BROKEN
+from octavo_registry.cli.notes import GROUP as NOTES
 from octavo_registry.cli.notes import Note, notes
 from octavo_registry.cli.output import Json, print_json, print_line, print_table
 from octavo_registry.cli.tracebacks import tracebacks
 from octavo_registry.contract.frameworks import Device
+from octavo_registry.discovery import bridges, loader
 from octavo_registry.discovery.bridges import FrameworkRecord
+from octavo_registry.discovery.entry_points import unread_groups
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.install import how_to_install, installed_version, what_is_missing
 from octavo_registry.discovery.names import FRONT_ENDS
@@ -139,6 +143,7 @@ def examine() -> Report:
     broken: list[str] = []
     if fault := _preference_fault():
         broken.append(fault)
+    broken += unread_groups((loader.GROUP, bridges.GROUP, COMMANDS, NOTES))
     plugins = octavo_registry.plugins()
     broken += [f"plugin {p.name} of {p.origin}: {p.reason}" for p in plugins if p.status == "broken"]
     records = [record for record in octavo_registry.backends() if record.card is not None]

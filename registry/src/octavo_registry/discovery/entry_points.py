@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from octavo.errors import did_you_mean
 from octavo_registry.discovery.guard import Fault, describe, guard
 from octavo_registry.discovery.names import Claim
 
 UNKNOWN = "unknown"
+
+_OURS = re.compile(r"^\s*\[\s*(octavo\S*?)\s*\]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +44,37 @@ class Published:
         return guard(self.point.load)
 
 
-def published(group: str) -> tuple[Published, ...]:
-    """The entry points of `group` by distribution and name. Of two copies of one distribution the first counts.
+def _with_entry_points() -> Iterator[tuple[metadata.Distribution, str]]:
+    """Distributions that publish anything, and the text in which they do.
 
-    Distributions are read one by one, because `importlib.metadata.entry_points` raises for all of them when the
-    file of one is damaged.
+    They are read one by one, because `importlib.metadata.entry_points` raises for all of them when the file of one is
+    damaged.
     """
-    entries: list[Published] = []
-    seen: set[str] = set()
     for distribution in metadata.distributions():
         try:
             text = distribution.read_text("entry_points.txt")
         except Exception:  # unreadable, or not UTF-8: it publishes nothing that could be named
             continue
-        if not text or group not in text:
+        if text:
+            yield distribution, text
+
+
+def unread_groups(known: Collection[str]) -> Iterator[str]:
+    """A sentence for each group of entry points that is spelled much like a `known` one: nothing reads it."""
+    for distribution, text in _with_entry_points():
+        for group in dict.fromkeys(_OURS.findall(text)):
+            hint = "" if group in known else did_you_mean(group, known)
+            if hint:
+                name, version, _ = _about(distribution)
+                yield f"{name} {version} has entry points in the group {group!r}, which nothing reads{hint}"
+
+
+def published(group: str) -> tuple[Published, ...]:
+    """The entry points of `group` by distribution and name. Of two copies of one distribution the first counts."""
+    entries: list[Published] = []
+    seen: set[str] = set()
+    for distribution, text in _with_entry_points():
+        if group not in text:
             continue
         name, version, summary = _about(distribution)
         key = re.sub(r"[-_.]+", "-", name).lower()
