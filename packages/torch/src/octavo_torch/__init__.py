@@ -209,7 +209,6 @@ _DEFINING_MODULES = (
 
 
 _SOUGHT_HERE = {
-    "dense": "Linear",
     "grouped_dense": "grouped_linear",
     "ragged_dot": "grouped_mm",
     "routed_mlp": "moe_mlp",
