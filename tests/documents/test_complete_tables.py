@@ -46,3 +46,22 @@ def test_the_lean_form_has_the_gaps_of_the_last_gates() -> None:
     gates = json.loads((ROOT / "benchmarks" / "results" / newest).read_text())["gates"]
     lean = [f"{gate['percent']:+.2f} % ± {gate['spread_percent']:.2f}" for gate in gates if "lean" in gate["recipe"]]
     assert re.findall(r"[+-][\d.]+ % ± [\d.]+", sentence) == lean
+
+
+def test_interleaved_weights_take_what_their_record_says() -> None:
+    """The page of layers has the range of both shapes, and names the recipe that is slower with many small experts."""
+    page = (ROOT / "docs" / "guide" / "torch-layers.md").read_text()
+    (sentence,) = re.findall(
+        r"They take\s+([\d.]+) to ([\d.]+) of the time for two\s+halves, and with\s+128 small\s+experts up to ([\d.]+)",
+        page,
+    )
+    rows = json.loads((ROOT / "benchmarks" / "results" / "interleaved-h200-2026-11-27.json").read_text())["rows"]
+    slower = ("128 small experts", "quantize current")
+    ratios = [
+        ((row["shape"], row["what"]), row["microseconds"]["turns"] / row["microseconds"]["halves"])
+        for row in rows
+        if row["what"].startswith("quantize")
+    ]
+    others = [ratio for of, ratio in ratios if of != slower]
+    expected = min(others), max(others), max(ratio for of, ratio in ratios if of == slower)
+    assert sentence == tuple(f"{value:.2f}" for value in expected)
