@@ -16,7 +16,7 @@ NAME = "torch-triton"
 INTERPRETER = "torch-triton-interpreter"
 
 _RUN: frozenset[Arch] = frozenset({(9, 0)})
-"""Where the conformance suite has passed: on an H200."""
+"""Where the conformance suite has passed: on an H100 and an H200."""
 
 
 def _row(row: Support, device: str, **conditions: Any) -> Capability:
