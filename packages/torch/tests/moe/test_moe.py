@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from moe_layers import FORMS, RECIPES, REFERENCE, C, G, N, T, assert_equal, comp
 
 import octavo_registry
 from octavo import MXFP8, NVFP4, BlockScaling, DelayedScaling, QuantizerSpec
+from octavo_registry.contract import BackendCard, hookimpl
 from octavo_torch import DelayedState, moe_mlp, quantize_weight
 from octavo_torch.compiler.host_reads import watch_host_reads
 from octavo_torch.functions.activations import ACTIVATIONS
@@ -127,6 +128,14 @@ def test_scales_and_seed_are_those_of_forward(rng: np.random.Generator) -> None:
         assert_equal(result, results[0])
 
 
+class _Nothing:
+    """A plugin without backends."""
+
+    @hookimpl
+    def octavo_backends(self) -> Iterable[BackendCard]:
+        return ()
+
+
 @pytest.fixture
 def stochastic(monkeypatch: pytest.MonkeyPatch) -> Iterator[NVFP4]:
     """NVFP4 that rounds every operand stochastically. No recipe of Octavo does; one of a plugin may.
@@ -140,7 +149,7 @@ def stochastic(monkeypatch: pytest.MonkeyPatch) -> Iterator[NVFP4]:
         return of_recipe(self, *arguments).model_copy(update={"rounding": "stochastic"})
 
     monkeypatch.setattr(NVFP4, "_spec", spec)
-    octavo_registry.register(object(), "comes and goes")
+    octavo_registry.register(_Nothing(), "comes and goes")
     yield NVFP4()
     octavo_registry.unregister("comes and goes")
 
