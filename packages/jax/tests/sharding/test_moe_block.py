@@ -260,3 +260,29 @@ def test_what_a_mesh_refuses(mesh_of: Any) -> None:
                 ),
                 *routing,
             )
+
+
+@pytest.mark.parametrize("cut", ["dp", "ep"])
+def test_a_derivative_inside_a_partly_manual_caller_that_checks_types(cut: str, mesh_of: Any) -> None:
+    """JAX has no derivative of one shard_map inside the other there, and said so of a rule in octavo_jax. The block
+    alone is fine, and so is what the sentence advises."""
+    a = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+    experts = P("ep") if cut == "ep" else P()
+    places = {name: experts if name in ("wi", "wo", "bi", "bo") else P() for name in SHAPES} | {"x": P(cut)}
+    roles = octavo_jax.MeshAxes(dp="dp", ep="ep")
+
+    def block(check_vma: bool, a: Arrays) -> Any:
+        mapped = jax.shard_map(
+            lambda a: moe.moe_mlp(**a, k=CHOICES, recipe=None, backend=BACKEND, sharding=roles)[0],
+            in_specs=(places,),
+            out_specs=P(cut),
+            axis_names={cut},
+            check_vma=check_vma,
+        )
+        return jnp.sum(mapped(a))
+
+    with jax.set_mesh(mesh_of(dp=2, ep=2)):
+        jax.eval_shape(partial(block, True), a)
+        jax.eval_shape(jax.grad(partial(block, False)), a)
+        with pytest.raises(TypeError, match=rf"manual over \['{cut}'\] and not over .* give it check_vma=False"):
+            jax.eval_shape(jax.grad(partial(block, True)), a)

@@ -7,11 +7,13 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from octavo.caller import place_of_caller
+from octavo_jax.arrays.varying import varying_axes
 from octavo_jax.layouts.probe import probed_beside
 from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import shared_states
 from octavo_jax.moe.local_block import BlockArrays, Body, Result
 from octavo_jax.moe.routing import RouterStats
+from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.axes import MeshAxes, called_as
 from octavo_jax.sharding.explicit import placed
@@ -57,7 +59,24 @@ def over_mesh(body: Body, a: BlockArrays) -> Result:
     result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
     y = _probed_beside(result.y, a, specs, placement)
     state = shared_states.merged(result.state, placement.mesh, specs.state)
-    return result._replace(y=y, state=state)  # type: ignore[no-any-return]
+    return _not_differentiated_nested(Result(y, result.stats, state), a, placement)
+
+
+def _not_differentiated_nested(result: Result, a: BlockArrays, placement: Placement) -> Result:
+    """`result`; TypeError for its derivative inside a caller's shard_map that cuts `a` and checks types.
+
+    JAX finds no types for the derivative of one shard_map without such checks inside one with them, nor places for the
+    residuals of one with them (jax 0.10.2).
+    """
+    if not varying_axes(a):
+        return result
+    y, stats = undifferentiated(
+        (result.y, result.stats),
+        f"moe_mlp was differentiated inside a jax.shard_map that is manual over {sorted(placement.manual)} and not "
+        f"over {sorted(placement.free)}, with check_vma=True; make it manual over all axes of the mesh, or give it "
+        "check_vma=False and differentiate outside of it",
+    )
+    return result._replace(y=y, stats=stats)
 
 
 def _probed_beside(y: Any, a: BlockArrays, specs: BlockArrays, placement: Placement) -> Any:
