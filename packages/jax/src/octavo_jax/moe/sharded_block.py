@@ -16,7 +16,7 @@ from octavo_jax.moe.routing import RouterStats
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.axes import MeshAxes, called_as
-from octavo_jax.sharding.explicit import placed
+from octavo_jax.sharding.explicit import placed, placed_as
 from octavo_jax.sharding.manual import differentiated_once
 from octavo_jax.sharding.placement import Placement, mesh_of
 from octavo_jax.sharding.placement_of_call import wanted_of
@@ -43,7 +43,7 @@ def over_mesh(body: Body, a: BlockArrays) -> Result:
     idle = tuple(name for name in placement.free if name not in body.sharding.every and placement.size((name,)) > 1)
     specs = _specs(body, placement, a, tokens, experts, sharing)
     _check_lengths(placement, a, specs)
-    a = _placed(a, specs, placement)
+    a, given = _placed(a, specs, placement), a.state
     if a.seed is not None:
         a = a._replace(seed=seed_words(a.seed))
     if a.state is not None:
@@ -58,7 +58,7 @@ def over_mesh(body: Body, a: BlockArrays) -> Result:
     # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
     result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
     y = _probed_beside(result.y, a, specs, placement)
-    state = shared_states.merged(result.state, placement.mesh, specs.state)
+    state = placed_as(given, shared_states.merged(result.state, placement.mesh, specs.state))
     return _not_differentiated_nested(Result(y, result.stats, state), a, placement)
 
 
