@@ -18,6 +18,7 @@ import octavo_jax
 import octavo_numerics as on
 from octavo import BlockScaling
 from octavo_jax.optimizers import AdamW, AdamWState, BlockState, adamw
+from octavo_jax.traffic import collectives
 
 SHAPES = {"bias": (5,), "experts": (2, 3, 130)}
 FACTOR = on.AdamWRule(3e-3, (0.9, 0.999), 1e-8, 0.1)
@@ -147,19 +148,23 @@ def test_as_an_optax_transformation(dtype: Any, rng: np.random.Generator) -> Non
 
 
 def test_shards_step_as_the_whole(rng: np.random.Generator) -> None:
-    """XLA partitions the step: bits of stochastic rounding and 8-bit blocks are those of one device."""
-    if len(jax.devices()) < 2:
-        pytest.skip("this process has one device")
-    mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
+    """XLA partitions the step: bits of stochastic rounding and 8-bit blocks are those of one device. Nothing moves,
+    whichever axes but the last are cut, and moments stay where they are: rows were joined, and XLA gathered them."""
+    if len(jax.devices()) < 4:
+        pytest.skip("this process has too few devices")
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("ep", "fsdp"))
     rule = AdamW(3e-3, master_dtype=jnp.bfloat16, state_bits=8)
-    params = {"experts": jnp.asarray(drawn(rng, ml_dtypes.bfloat16)["experts"])}
-    places = {"experts": NamedSharding(mesh, PartitionSpec("fsdp"))}
-    grads = {"experts": drawn(rng, np.float32)["experts"]}
+    params, grads = (jnp.asarray(rng.standard_normal((4, 4, 130)), kind) for kind in (jnp.bfloat16, jnp.float32))
     alone = jax.jit(rule.step)(grads, rule.init(params), params)
-    cut = jax.device_put(params, places)
-    sharded = jax.jit(rule.step)(jax.device_put(grads, places), jax.jit(rule.init)(cut), cut)
+    place = NamedSharding(mesh, PartitionSpec("ep", "fsdp"))
+    cut = jax.device_put(params, place)
+    given = jax.device_put(grads, place), jax.jit(rule.init)(cut), cut
+    program = jax.jit(rule.step).lower(*given).compile()
+    sharded = program(*given)
     for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
         assert same(one, other)
+    assert not collectives(program)
+    assert all(leaf.sharding == place for leaf in jax.tree.leaves(sharded) if leaf.ndim)
 
 
 @pytest.mark.parametrize("last", [None, "tp"])

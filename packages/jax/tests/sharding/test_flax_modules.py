@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
@@ -86,3 +87,32 @@ def test_nnx_parameters_are_made_where_they_lie(mesh_of: Any, rng: np.random.Gen
         )
     )(kernel)
     assert_sums_agree(made, wanted)
+
+
+@pytest.mark.parametrize("name", ["GroupedLinear", "GroupedMLP", "MoE"])
+def test_an_nnx_module_keeps_its_state_on_an_explicit_mesh(name: str, mesh_of: Any) -> None:
+    """It is made whole and the layer cuts it along ep: what came back cut could not be kept, and every gradient of such
+    a module was an error of JAX's about types that broadcast."""
+    roles = octavo_jax.MeshAxes(ep="ep")
+    sizes = [EXPERTS, WIDTH, HIDDEN]
+    options: dict[str, Any] = {"recipe": "fp8-delayed", "sharding": roles, "backend": BACKEND, "rngs": nnx.Rngs(0)}
+    with jax.set_mesh(mesh_of(AxisType.Explicit, ep=2)):
+        module = getattr(octavo_nnx, name)(*sizes, **options, **({"k": 2} if name == "MoE" else {}))
+        graph, state = nnx.split(module)
+
+        def gradient(state: Any) -> Any:
+            module = nnx.merge(graph, state)
+            shapes = jnp.zeros((2, T, WIDTH)), jnp.zeros((2, EXPERTS // 2), jnp.int32)
+            tokens = jax.sharding.reshard(shapes, P("ep"))
+
+            def loss(module: Any) -> Any:
+                first, second = ((module(*tokens) if name != "MoE" else module(tokens[0])[0]) for _ in range(2))
+                return jnp.sum(first + second)
+
+            wrt = nnx.DiffState(0, octavo_nnx.ScalingState)
+            return nnx.grad(loss, argnums=wrt)(module), nnx.state(module, octavo_nnx.ScalingState)
+
+        after, kept = jax.eval_shape(gradient, state)
+        fresh = nnx.state(module, octavo_nnx.ScalingState)
+        for made in (after, kept):
+            assert jax.tree.leaves(jax.tree.map(jax.typeof, made)) == jax.tree.leaves(jax.tree.map(jax.typeof, fresh))

@@ -22,7 +22,7 @@ from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
-from octavo_jax.sharding.explicit import placed_layer
+from octavo_jax.sharding.explicit import placed_as, placed_layer
 from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
 from octavo_jax.sharding.placement_of_call import placement_of
 
@@ -113,16 +113,17 @@ def grouped_dense(
     dtype = jnp.float32 if partial else preferred_element_type
     options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called, room)
     layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)
+    taken = state
     if placement is not None:
         arrays = rows, kernel, on_first(bias, partial), sizes, state
-        rows, kernel, bias, sizes, state = placed_layer(placement, weight, *arrays)
+        rows, kernel, bias, sizes, taken = placed_layer(placement, weight, *arrays)
     context = context_of(recipe, sizes, seed, group_offset)
-    y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, state, context)
+    y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, taken, context)
     y = summed_result(y, partial, recipe, x, preferred_element_type)
     y = y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y
     results: list[Any] = [of_experts.out_of_blocks(y)]
     if state is not None:
-        results.append(new_state)
+        results.append(placed_as(state, new_state))
     if return_status:
         results.append(status(sizes, rows.shape[-2]))
     return results[0] if len(results) == 1 else tuple(results)

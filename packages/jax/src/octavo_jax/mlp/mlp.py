@@ -57,6 +57,7 @@ from octavo_jax.sharding.dense import (
     out_of_blocks,
     whole_scales,
 )
+from octavo_jax.sharding.explicit import placed_as
 from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
 from octavo_registry.contract.cards import Activation, Norm
 
@@ -150,7 +151,7 @@ def grouped_mlp(
     y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
     y = summed_result(y, call.partial, recipe, x, preferred_element_type)
     y = of_experts.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
-    return y if state is None else (y, new_state)
+    return y if state is None else (y, placed_as(state, new_state))
 
 
 def layernorm_mlp(

@@ -7,14 +7,17 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from octavo.caller import place_of_caller
+from octavo_jax.arrays.varying import varying_axes
 from octavo_jax.layouts.probe import probed_beside
 from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import shared_states
 from octavo_jax.moe.local_block import BlockArrays, Body, Result
 from octavo_jax.moe.routing import RouterStats
+from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.axes import MeshAxes, called_as
-from octavo_jax.sharding.explicit import placed
+from octavo_jax.sharding.explicit import placed, placed_as
+from octavo_jax.sharding.manual import differentiated_once
 from octavo_jax.sharding.placement import Placement, mesh_of
 from octavo_jax.sharding.placement_of_call import wanted_of
 from octavo_jax.sharding.route import run
@@ -36,25 +39,44 @@ def over_mesh(body: Body, a: BlockArrays) -> Result:
     _check_axes(placement)
     tokens = placement.free_among(body.token_axes)
     experts = placement.free_among(body.sharding.names("ep"))
-    data = tuple(name for name in tokens if name not in experts)
-    specs = _specs(body, placement, a, tokens, experts, data)
+    sharing = tuple(name for name in placement.free if name not in experts)
+    idle = tuple(name for name in placement.free if name not in body.sharding.every and placement.size((name,)) > 1)
+    specs = _specs(body, placement, a, tokens, experts, sharing)
     _check_lengths(placement, a, specs)
-    a = _placed(a, specs, placement)
+    a, given = _placed(a, specs, placement), a.state
     if a.seed is not None:
         a = a._replace(seed=seed_words(a.seed))
     if a.state is not None:
-        a = a._replace(state=shared_states.lent(a.state, placement.size(data), placement.mesh, specs.state))
+        a = a._replace(state=shared_states.lent(a.state, placement.size(sharing), placement.mesh, specs.state))
 
     def part(a: BlockArrays) -> Result:
         result = body.run(a._replace(state=shared_states.own(a.state)))
-        return result._replace(state=shared_states.as_copy(result.state))
+        y, stats = differentiated_once((result.y, result.stats), idle)
+        return Result(y, stats, shared_states.as_copy(result.state))
 
     dropped = None if body.exchange.rows is None or not body.sharding.ep else P()
     # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
     result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
     y = _probed_beside(result.y, a, specs, placement)
-    state = shared_states.merged(result.state, placement.mesh, specs.state)
-    return result._replace(y=y, state=state)  # type: ignore[no-any-return]
+    state = placed_as(given, shared_states.merged(result.state, placement.mesh, specs.state))
+    return _not_differentiated_nested(Result(y, result.stats, state), a, placement)
+
+
+def _not_differentiated_nested(result: Result, a: BlockArrays, placement: Placement) -> Result:
+    """`result`; TypeError for its derivative inside a caller's shard_map that cuts `a` and checks types.
+
+    JAX finds no types for the derivative of one shard_map without such checks inside one with them, nor places for the
+    residuals of one with them (jax 0.10.2).
+    """
+    if not varying_axes(a):
+        return result
+    y, stats = undifferentiated(
+        (result.y, result.stats),
+        f"moe_mlp was differentiated inside a jax.shard_map that is manual over {sorted(placement.manual)} and not "
+        f"over {sorted(placement.free)}, with check_vma=True; make it manual over all axes of the mesh, or give it "
+        "check_vma=False and differentiate outside of it",
+    )
+    return result._replace(y=y, stats=stats)
 
 
 def _probed_beside(y: Any, a: BlockArrays, specs: BlockArrays, placement: Placement) -> Any:
@@ -77,9 +99,9 @@ def devices_sharing_experts(sharding: MeshAxes | None) -> int:
 
 
 def _specs(
-    body: Body, placement: Placement, a: BlockArrays, tokens: _Names, experts: _Names, data: _Names
+    body: Body, placement: Placement, a: BlockArrays, tokens: _Names, experts: _Names, sharing: _Names
 ) -> BlockArrays:
-    """PartitionSpecs of the arrays that are there."""
+    """PartitionSpecs of the arrays that are there; `sharing`: axes whose devices have the same experts."""
     fc1, fc2 = mlp_placements(placement, body.activation)
     assert fc1 is not None
     assert fc2 is not None
@@ -97,7 +119,7 @@ def _specs(
         bi=P(experts, fc1.free_among(body.sharding.names("tp") if body.sharding else ())),
         bo=P(experts),
         seed=P(),
-        state=None if a.state is None else shared_states.copy_specs(a.state, data, experts),
+        state=None if a.state is None else shared_states.copy_specs(a.state, sharing, experts),
         choice_bias=P(),
         replay=P(tokens),
     )

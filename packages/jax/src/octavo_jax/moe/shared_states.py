@@ -1,4 +1,5 @@
-"""Delayed scaling's states over a mesh whose data axes share them: a copy each, and maxima of what the copies recorded.
+"""Delayed scaling's states over a mesh whose devices share them, but along ep: a copy each, and maxima of what the
+copies recorded.
 
 Amaxes and scales are floats of one sign, so their bits order them, and no device flushes small ones.
 """
@@ -60,10 +61,10 @@ def as_copy(states: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], states)
 
 
-def copy_specs(states: Any, data: tuple[str, ...], experts: tuple[str, ...]) -> Any:
-    """PartitionSpecs of the result of `lent` for leaves [..., G]: copies along `data`, groups along `experts`."""
+def copy_specs(states: Any, sharing: tuple[str, ...], experts: tuple[str, ...]) -> Any:
+    """PartitionSpecs of the result of `lent` for leaves [..., G]: copies along `sharing`, groups along `experts`."""
     spec: Any = PartitionSpec  # JAX leaves it untyped
-    return jax.tree.map(lambda leaf: spec(data, *(None,) * (leaf.ndim - 1), experts), states)
+    return jax.tree.map(lambda leaf: spec(sharing, *(None,) * (leaf.ndim - 1), experts), states)
 
 
 def _largest(leaf: Array) -> Array:

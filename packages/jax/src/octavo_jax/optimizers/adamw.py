@@ -77,7 +77,8 @@ class AdamW:
                    somebody wrote to it after the last step, and its value is the new master
     state_bits     32 or 8, for the moments of parameters with two axes or more; other parameters' have 32
     seed           of stochastic rounding. The random bits depend on it, on the step, on the parameter's number among
-                   the tree's leaves and on the position, but not on the sharding
+                   the tree's leaves and on the position, but not on the sharding; inside of `jax.shard_map` the
+                   position is that in the shard
 
     Raises ValueError for what does not fit. XLA:CPU takes subnormal numbers as zero, which the definition keeps.
     """

@@ -14,7 +14,6 @@ from jax import Array
 
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.optimizers.places import place_of, run_placed, with_whole_last_axis
-from octavo_jax.optimizers.rounding import rows_and_columns
 
 BLOCK = 128
 """Consecutive elements of the last axis that share a top."""
@@ -81,7 +80,7 @@ def _encode(signed: bool, values: Array, random: Array) -> BlockState:
     code = _out_of_blocks(code, values.shape)
     if signed:
         code |= jnp.where((code > 0) & (bits >> 31 == 1), _SIGN, 0)
-    tops = jnp.where(finite, top, _NOT_FINITE).reshape(*values.shape[:-1], blocks.shape[1])
+    tops = jnp.where(finite, top, _NOT_FINITE)[..., 0]
     return BlockState(code.astype(jnp.uint8), tops, signed)
 
 
@@ -93,7 +92,7 @@ def decode(state: BlockState) -> Array:
 
 def _decode(state: BlockState) -> Array:
     codes = _in_blocks(state.codes.astype(jnp.int32))
-    top = state.tops.reshape(*codes.shape[:2], 1)
+    top = state.tops[..., None]
     magnitude = codes & (_SIGN - 1) if state.signed else codes
     bits = jnp.where(magnitude > 0, (magnitude - (127 if state.signed else 255) + top) << _SHIFT, 0).astype(jnp.uint32)
     if state.signed:
@@ -102,13 +101,14 @@ def _decode(state: BlockState) -> Array:
 
 
 def _in_blocks(values: Array) -> Array:
-    """[rows, blocks, 128] with zeros past the last column."""
-    rows, columns = rows_and_columns(values.shape)
+    """[..., blocks, 128] with zeros past the last column. No axis is joined with another: XLA would gather one that a
+    mesh cuts."""
+    *rows, columns = values.shape
     blocks = -(-columns // BLOCK)
-    padded = jnp.pad(values.reshape(rows, columns), ((0, 0), (0, blocks * BLOCK - columns)))
-    return padded.reshape(rows, blocks, BLOCK)
+    padded = jnp.pad(values, [(0, 0)] * len(rows) + [(0, blocks * BLOCK - columns)])
+    return padded.reshape(*rows, blocks, BLOCK)
 
 
 def _out_of_blocks(blocks: Array, shape: tuple[int, ...]) -> Array:
-    rows, columns = rows_and_columns(shape)
-    return blocks.reshape(rows, blocks.shape[1] * BLOCK)[:, :columns].reshape(shape)
+    *rows, columns = shape
+    return blocks.reshape(*rows, blocks.shape[-2] * BLOCK)[..., :columns]

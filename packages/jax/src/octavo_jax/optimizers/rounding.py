@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -34,11 +33,6 @@ class Draws(NamedTuple):
     tensor: int
 
 
-def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """An array's rows of its last axis, and their length; a scalar is one row of one element."""
-    return math.prod(shape[:-1]), shape[-1] if shape else 1
-
-
 def rounding_bits(like: Array, draws: Draws, streams: tuple[int, ...]) -> list[Array]:
     """For each stream the 16 random bits of each element of an array like this one, in its place, uint32.
 
@@ -55,14 +49,23 @@ def rounding_bits(like: Array, draws: Draws, streams: tuple[int, ...]) -> list[A
 
 
 def _rounding_bits(shape: tuple[int, ...], draws: Draws, streams: tuple[int, ...]) -> list[Array]:
-    rows, columns = rows_and_columns(shape)
-    blocks = -(-columns // _PER_COUNTER)
-    row, block = jnp.arange(rows, dtype=jnp.uint32)[:, None], jnp.arange(blocks, dtype=jnp.uint32)
+    *rows, columns = shape or (1,)
+    row, block = _row_numbers(rows)[..., None], jnp.arange(-(-columns // _PER_COUNTER), dtype=jnp.uint32)
     last = jnp.asarray(np.array([(1 << 31) + 4 * draws.tensor + stream for stream in streams], np.uint32))
+    last = last.reshape(-1, *(1,) * (row.ndim))
     # Without the barrier XLA computes the rounds again for each element that reads a word.
-    words = jnp.stack(barrier(*philox(draws.key, (row, block, draws.step, last[:, None, None]))), axis=-1)
-    halves = jnp.stack([words & 0xFFFF, words >> 16], axis=-1).reshape(len(streams), rows, blocks * _PER_COUNTER)
-    return [bits[:, :columns].reshape(shape) for bits in halves]
+    words = jnp.stack(barrier(*philox(draws.key, (row, block, draws.step, last))), axis=-1)
+    halves = jnp.stack([words & 0xFFFF, words >> 16], axis=-1)
+    bits_of = halves.reshape(len(streams), *rows, len(block) * _PER_COUNTER)
+    return [bits[..., :columns].reshape(shape) for bits in bits_of]
+
+
+def _row_numbers(rows: list[int]) -> Array:
+    """uint32: of each row of the last axis, in an array of the other axes, so that a mesh may cut any of them."""
+    numbers = jnp.zeros(rows, jnp.uint32)
+    for axis in range(len(rows)):
+        numbers = numbers * np.uint32(rows[axis]) + lax.broadcasted_iota(jnp.uint32, rows, axis)
+    return numbers
 
 
 def round_stochastic(values: Array, random: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -19,24 +20,27 @@ Result = TypeVar("Result")
 Arrays = TypeVar("Arrays")
 
 
-@jax.custom_jvp
-def _same(x: Array) -> Array:
+_OF_QUANTIZER = (
+    "a quantizer of octavo was differentiated, and codes have no derivative: differentiate layers "
+    "(octavo_jax.grouped_dense and the like) once, in reverse, and give a quantizer of your own "
+    "jax.lax.stop_gradient(x)"
+)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _same(x: Array, why: str) -> Array:
     return x
 
 
 @_same.defjvp
-def _refused(primals: Any, tangents: Any) -> Any:
-    raise TypeError(
-        "a quantizer of octavo was differentiated, and codes have no derivative: differentiate layers "
-        "(octavo_jax.grouped_dense and the like) once, in reverse, and give a quantizer of your own "
-        "jax.lax.stop_gradient(x)"
-    )
+def _refused(why: str, primals: Any, tangents: Any) -> Any:
+    raise TypeError(why)
 
 
-def undifferentiated(arrays: Arrays) -> Arrays:
-    """An array or a tree of arrays; TypeError where a derivative is taken through one, second derivatives of layers
-    among them."""
-    refusing: Arrays = jax.tree.map(lambda x: _same(as_jax(x)) if isinstance(x, jax.core.Tracer) else x, arrays)
+def undifferentiated(arrays: Arrays, why: str = _OF_QUANTIZER) -> Arrays:
+    """An array or a tree of arrays; TypeError, which says `why`, where a derivative is taken through one, second
+    derivatives of layers among them."""
+    refusing: Arrays = jax.tree.map(lambda x: _same(as_jax(x), why) if isinstance(x, jax.core.Tracer) else x, arrays)
     return refusing
 
 

@@ -6,7 +6,7 @@ transpose of a reshard puts it back there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
@@ -16,6 +16,8 @@ from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import Weight
+
+Arrays = TypeVar("Arrays")
 
 _Mesh = Any  # jax.sharding.AbstractMesh, which mypy takes for Any
 
@@ -53,6 +55,22 @@ def placed(mesh: _Mesh | None, name: str, array: jax.Array, spec: PartitionSpec,
             )
     moved: jax.Array = jax.sharding.reshard(array, PartitionSpec(*target))  # type: ignore[no-untyped-call]
     return moved
+
+
+def placed_as(given: Arrays, made: Arrays) -> Arrays:
+    """`made`, a tree like `given`, in its places on Explicit axes: a state that a layer returns lies where the one that
+    it took does, as a module that keeps it and a scan that carries it need it."""
+
+    def moved(before: jax.Array, after: jax.Array) -> jax.Array:
+        lying, place = jax.typeof(after).sharding, jax.typeof(before).sharding
+        axes = explicit_axes(lying.mesh)
+        target = _entries(place.spec, after.ndim, axes)
+        if _entries(lying.spec, after.ndim, axes) == target:
+            return after
+        return jax.sharding.reshard(after, PartitionSpec(*target))  # type: ignore[no-untyped-call, no-any-return]
+
+    result: Arrays = jax.tree.map(moved, given, made)
+    return result
 
 
 def placed_layer(

@@ -8,8 +8,10 @@ shard its share of dy, and counts on the transpose of the `psum` that made y.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -43,3 +45,29 @@ def summed_result(y: Array, axes: tuple[str, ...], recipe: Recipe | None, x: Arr
         return y
     total: Array = lax.psum(y, axes)  # type: ignore[no-untyped-call]
     return total.astype(preferred or (recipe.output_dtype if recipe is not None else None) or x.dtype)
+
+
+def differentiated_once(results: Any, axes: tuple[str, ...]) -> Any:
+    """`results` of a shard_map with check_vma=False whose `axes` cut nothing: every shard along them has the same.
+
+    JAX gives each of them its share of the results' gradient and adds up what comes of it, history and scale of a
+    delayed state included. Here the first has the whole gradient, and the others zeros.
+    """
+    return _differentiated_once(results, axes) if axes else results
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _differentiated_once(results: Any, axes: tuple[str, ...]) -> Any:
+    return results
+
+
+def _on_first_alone(axes: tuple[str, ...], _: None, shares: Any) -> tuple[Any]:
+    is_first, shards = lax.axis_index(axes) == 0, lax.axis_size(axes)
+
+    def whole(share: Any) -> Any:
+        return jnp.where(is_first, share * shards, 0) if jnp.issubdtype(share.dtype, jnp.inexact) else share
+
+    return (jax.tree.map(whole, shares),)
+
+
+_differentiated_once.defvjp(lambda results, axes: (results, None), _on_first_alone)
