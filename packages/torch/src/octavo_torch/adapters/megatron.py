@@ -109,10 +109,8 @@ class ExpertLinear(GroupedLinear):
         biases = [getattr(self, f"bias{index}") for index in range(self.num_groups)] if self._returns_bias else None
         return y, biases
 
-    def amax_group(self, process_group: ProcessGroup | None) -> ProcessGroup | None:
+    def _replicas(self, process_group: ProcessGroup) -> ProcessGroup | None:
         """As MoE's: amax covers the tokens of the ranks that share the experts, and is not mixed with theirs."""
-        if process_group is None or not self.recipe.stateful:
-            return process_group
         return replicas(ExpertGroup(self.pg_collection.ep), process_group)
 
     def backward_dw(self, count: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -38,6 +38,11 @@ def saved_name(name: str) -> str:
     """The name that state dicts have for the module called `name`: torch's wrapper for activation checkpointing takes
     its own part out of theirs."""
     return ".".join(part for part in name.split(".") if part != _WRAPPED)
+
+
+def saved_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in `module`, itself as "", by their `saved_name`."""
+    return ((saved_name(name), part) for name, part in module.named_modules())
 
 
 def name_in(module: str, part: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from octavo.errors import printable
-from octavo_torch.arrays.selection import saved_name
+from octavo_torch.arrays.selection import saved_modules
 from octavo_torch.moe.module import MoE
 from octavo_torch.moe.parallel.group import ExpertGroup
 
@@ -25,15 +25,20 @@ def ranks_of(layer: nn.Module) -> ExpertGroup | None:
     return None if group is None or group.ranks == 1 else group
 
 
+def _spread(module: nn.Module) -> Iterator[tuple[str, MoE, ExpertGroup]]:
+    """The layers in `module` whose experts are spread over ranks, by their names in its state dict, and the ranks."""
+    for name, layer in saved_modules(module):
+        group = ranks_of(layer)
+        if isinstance(layer, MoE) and group is not None:
+            yield name, layer, group
+
+
 def own_experts(module: nn.Module) -> dict[str, list[int]]:
     """Of each layer in `module` whose experts are spread over ranks, the number of this rank's first one and how many
     all ranks have."""
-    found = {}
-    for name, layer in module.named_modules():
-        group = ranks_of(layer)
-        if group is not None:
-            found[saved_name(name)] = [group.rank * layer.num_groups, group.ranks * layer.num_groups]
-    return found
+    return {
+        name: [group.rank * layer.num_groups, group.ranks * layer.num_groups] for name, layer, group in _spread(module)
+    }
 
 
 def check_own_experts(module: nn.Module, saved: object) -> None:
@@ -56,11 +61,7 @@ def over_ranks(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
     Raises ValueError for experts that are sharded a second time, or have one parameter each.
     """
     found = dict(state)
-    for name_of_module, layer in module.named_modules():
-        group = ranks_of(layer)
-        if group is None:
-            continue
-        prefix = saved_name(name_of_module)
+    for prefix, layer, group in _spread(module):
         if layer.per_group_parameters:
             raise ValueError(
                 f"{prefix or 'the module'} has experts over {group.ranks} ranks with one parameter each, whose "

@@ -15,7 +15,7 @@ from octavo_torch.arrays.checks import brief, check_device, check_flag, check_mo
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.group_parameters import reshard
 from octavo_torch.arrays.interleaving import from_halves
-from octavo_torch.arrays.selection import name_in, saved_name
+from octavo_torch.arrays.selection import name_in, saved_modules
 from octavo_torch.checkpoint.codes import interleave_of, weight_of, write_into
 from octavo_torch.checkpoint.experts import check_names
 from octavo_torch.checkpoint.formats.blocks import MXFP4, pack
@@ -239,11 +239,10 @@ def experts_of(module: nn.Module) -> Iterator[tuple[str, Experts]]:
     """The modules with experts, by their names in the state dict; ValueError where there is none, and for weights that
     are in parts."""
     found = False
-    for name_of_module, layer in module.named_modules():
+    for name, layer in saved_modules(module):
         if not isinstance(layer, Experts):
             continue
         found = True
-        name = saved_name(name_of_module)
         for parameter in ("weight1", "weight2", "bias1", "bias2"):
             own = layer._parameters.get(parameter)
             full = name_in(name, parameter)

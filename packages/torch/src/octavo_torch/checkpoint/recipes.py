@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import octavo
 from octavo import OctavoError, Recipe
 from octavo_torch.arrays.checks import brief, check_module
-from octavo_torch.arrays.selection import name_in, saved_name
+from octavo_torch.arrays.selection import name_in, saved_modules
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 _SUFFIX = "recipe_fingerprint"
@@ -20,7 +20,7 @@ _SUFFIX = "recipe_fingerprint"
 
 def recipe_layers(module: nn.Module) -> dict[str, RecipeModule]:
     """The grouped layers of `module` by their names in its state dict, "" for the module itself."""
-    return {saved_name(name): layer for name, layer in module.named_modules() if isinstance(layer, RecipeModule)}
+    return {name: layer for name, layer in saved_modules(module) if isinstance(layer, RecipeModule)}
 
 
 def recipe_state(module: nn.Module) -> dict[str, Tensor]:

@@ -140,14 +140,12 @@ class MoE(Experts):
             check_sharded(group, name, value)
         super().__setattr__(name, value)
 
-    def amax_group(self, process_group: ProcessGroup | None) -> ProcessGroup | None:
-        """As RecipeModule's. With `ep`, of ranks that share the experts nothing is reduced: amax covers their tokens.
+    def _replicas(self, process_group: ProcessGroup) -> ProcessGroup | None:
+        """With `ep`, of ranks that share the experts nothing is reduced: amax covers their tokens.
 
-        Raises ValueError for a group of replicas and of ranks with other experts, where there are scales.
+        Raises ValueError for a group of replicas and of ranks with other experts.
         """
-        if process_group is None or self.ep is None or not self.recipe.stateful:
-            return process_group
-        return replicas(self.ep, process_group)
+        return process_group if self.ep is None else replicas(self.ep, process_group)
 
     def reset_parameters(self) -> None:
         """Parameters uniform in +-1 / sqrt(their inputs), as torch.nn.Linear's; the bias for choosing 0."""

@@ -187,7 +187,11 @@ class RecipeModule(GroupParameters):
 
     def amax_group(self, process_group: ProcessGroup | None) -> ProcessGroup | None:
         """The group over which `update_scales(process_group)` reduces amax. Raises ValueError for one that it refuses,
-        which it does before anything is changed."""
+        which it does before anything is changed; where there are no scales, it refuses none."""
+        return process_group if process_group is None or not self.recipe.stateful else self._replicas(process_group)
+
+    def _replicas(self, process_group: ProcessGroup) -> ProcessGroup | None:
+        """`amax_group` of a layer with scales. One whose experts are spread over ranks looks at who has the same."""
         return process_group
 
     def notice_unused_amax(self, weight: Weights) -> None:
