@@ -56,6 +56,7 @@ MORE_TOKENS = {
     "Qwen3-235B, 16 of 128 experts": ot.MoeShape(16384, 8, 16, 4096, 1536),
     "DSv3, 32 of 256 experts, 16384 tokens": ot.MoeShape(16384, 8, 32, 7168, 2048),
 }
+ALL_SHAPES = SHAPES | MORE_TOKENS
 TURNS, WARM = 20, 4
 NATIVE, PERMUTING, QUANTIZING, ROWS = "torch-native", "permuting", "codes-between", "codes-of-rows"
 ANY_WIDTH = "codes-of-tokens"
@@ -121,7 +122,7 @@ def predicted(shape: ot.MoeShape, kind: str, form: str) -> dict[str, float]:
 
 def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tensor) -> list[dict[str, Any]]:
     """All ways of one shape, recipe and form."""
-    shape = (SHAPES | MORE_TOKENS)[label]
+    shape = ALL_SHAPES[label]
     recipe = octavo.BlockScaling(wgrad="high_precision") if kind == VALUES_IN_WGRAD else octavo.recipe(kind)
     how: dict[str, Any] = {"recipe": recipe, "form": form} | ({"seed": 1} if recipe.stochastic else {})
     leaves = [given[name] for name in ("x", "weights", "w1", "w2")]
@@ -171,10 +172,10 @@ def main() -> None:
         "machine": {"gpu": torch.cuda.get_device_name()},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "octavo-torch": ot.__version__},
         "commit": arguments.commit,
-        "shapes": {label: vars(shape) for label, shape in (SHAPES | MORE_TOKENS).items()},
+        "shapes": {label: vars(shape) for label, shape in ALL_SHAPES.items()},
         "rows": [],
     }
-    for label, shape in (SHAPES | MORE_TOKENS).items():
+    for label, shape in ALL_SHAPES.items():
         given, _ = draw(shape, octavo.recipe("bf16"))
         dy = torch.randn(shape.tokens, shape.in_features, device="cuda").bfloat16()
         for kind in BLOCK if label in MORE_TOKENS else KINDS:
