@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from moe_cases import SUMS, assert_sums_agree
 
 import octavo
@@ -246,3 +247,31 @@ def test_bad_arguments() -> None:
                 jnp.zeros((2, 10, K)), moe.route(jnp.zeros((T, E)), 2), p["wi"], p["wo"], recipe=None
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked", "used"),
+    [("float32", None, "HIGHEST"), ("float32", "tensorfloat32", "HIGH"), ("bfloat16", None, None)],
+)
+def test_a_routers_product_is_no_tf32_unless_it_is_asked_for(
+    dtype: str, asked: str | None, used: str | None, rng: np.random.Generator
+) -> None:
+    """On GPUs JAX multiplies float32 in TF32 by default, which rounds a router's weights to 11 bits in silence. The
+    product, and both of its gradient, say which precision they have."""
+    p = {name: jnp.asarray(a, dtype) for name, a in _arrays(rng).items()}
+    experts = {name: p[name] for name in ("wi", "wo")}
+
+    def loss(x: Any, router: Any) -> Any:
+        return jnp.sum(moe.moe_mlp(x, router, **experts, k=2, recipe=None)[0])
+
+    with jax.default_matmul_precision(asked):
+        traced = jax.make_jaxpr(jax.grad(loss, (0, 1)))(p["x"], p["router"])
+    products = [
+        eqn
+        for eqn in traced.eqns
+        if eqn.primitive.name == "dot_general" and E in {*eqn.invars[0].aval.shape, *eqn.invars[1].aval.shape}
+    ]
+    assert len(products) == 3, traced
+    for eqn in products:
+        wanted = None if used is None else (lax.Precision[used],) * 2
+        assert eqn.params["precision"] == wanted

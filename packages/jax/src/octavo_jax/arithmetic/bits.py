@@ -1,7 +1,7 @@
 """IEEE binary32 arithmetic on uint32 bit patterns: exact, subnormals included, whatever the device flushes.
 
 Magnitudes only (the sign bit is handled by the callers). `scaled` is the cheap elementwise product for values that
-are cast to eight bits or fewer afterwards; `multiply` and `divide` are complete and meant for scales.
+are cast to eight bits or fewer afterwards; `multiply`, `divide` and `square_root` are complete.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from octavo_jax.arithmetic.elements import broadcast, clip, elements, elementwise, where
+from octavo_jax.arithmetic.elements import broadcast, clip, elements, elementwise, plain, where
 
 SIGN = np.uint32(0x80000000)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -141,6 +141,25 @@ def divide(a: Array | np.uint32, b: Array) -> Array:
     sticky = where(guard, doubled - y, doubled) != 0
     q = (quotient.astype(jnp.uint32) << 2) | (guard.astype(jnp.uint32) << 1) | sticky.astype(jnp.uint32)
     return _rounded(q, e - f - less.astype(jnp.int32))
+
+
+@elementwise
+def square_root(a: Array) -> Array:
+    """The bits of fl(sqrt(a)) for a finite magnitude."""
+    m, e = split(a)
+    odd = e & 1
+    guess = jnp.sqrt(plain(where(odd == 1, m + m, m))) * np.float32(2**23)
+    # As in `divide`: the device's root is off by a few units at most, and the remainder is exact modulo 2^32.
+    root = elements(guess).astype(jnp.int32)
+    remainder = (_integer(m).astype(jnp.int32) << (odd + 23)) - root * root
+    for _ in range(3):
+        above, below = remainder > root + root, remainder < 0
+        step = above.astype(jnp.int32) - below.astype(jnp.int32)
+        remainder = remainder - step * (root + root + step)
+        root = root + step
+    guard, rest = remainder > root, remainder != 0
+    q = (root.astype(jnp.uint32) << 2) | (guard.astype(jnp.uint32) << 1) | rest.astype(jnp.uint32)
+    return _rounded(q, (e - odd) >> 1)
 
 
 def largest(bits: Array, axis: int | tuple[int, ...]) -> Array:

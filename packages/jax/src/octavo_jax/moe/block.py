@@ -69,7 +69,8 @@ def moe_mlp(
     """A Mixture-of-Experts block: each token through the k experts that its router scores highest, weighted and summed.
 
     x           [..., K] tokens
-    router      [K, E]; the product with x is taken in their common dtype and accumulated in float32
+    router      [K, E]; the product with x is taken in their common dtype and accumulated in float32. That of float32
+                is no product in TF32, except where `jax.default_matmul_precision` asks for it
     wi          [E, K, C]; C = 2 F, the gate first, where the activation is gated, else F
     wo          [E, F, N]
     bi, bo      their biases [E, C] and [E, N], or None

@@ -1,7 +1,7 @@
 """AdamW's operations, each rounded to fp32 once and none contracted: the bits of octavo_numerics' `adamw_step`.
 
-XLA contracts a product and a sum, and may reorder quotients. So an integer operation stands behind each product,
-quotient and root: exclusive or with a word that is zero, which the compiler cannot know.
+XLA contracts a product and a sum. So an integer operation stands behind each product: exclusive or with a word that is
+zero, which the compiler cannot know. On a GPU its quotients and roots are off by an ulp or two, and are mended here.
 """
 
 from __future__ import annotations
@@ -41,11 +41,26 @@ def opaque(value: Array, zero: Array) -> Array:
     return fp32.as_float(fp32.as_bits(value) ^ zero)
 
 
+def quotient(a: Array, b: Array) -> Array:
+    """fl(a / b) on every device."""
+    top, bottom = (fp32.as_bits(value) for value in (a, b))
+    sign = (top ^ bottom) & fp32.SIGN
+    top, bottom = top & fp32.MAGNITUDE, bottom & fp32.MAGNITUDE
+    ordinary = fp32.is_finite(top) & (top > 0) & fp32.is_finite(bottom) & (bottom > 0)
+    return jnp.where(ordinary, fp32.as_float(fp32.divide(top, bottom) | sign), a / b)
+
+
+def root(a: Array) -> Array:
+    """fl(sqrt(a)) on every device."""
+    bits = fp32.as_bits(a)
+    return jnp.where(fp32.is_finite(bits), fp32.as_float(fp32.square_root(bits)), jnp.sqrt(a))
+
+
 def corrections(step: Array, b1: float, b2: float) -> Corrections:
     """Those of step number `step`, int32 and at least 1."""
     zero = (step >> 31).astype(jnp.uint32)
-    root = opaque(jnp.sqrt(_correction(b2, step, zero)), zero)
-    return Corrections(_correction(b1, step, zero), opaque(_ONE / root, zero), zero)
+    scale = quotient(jnp.ones((), jnp.float32), root(_correction(b2, step, zero)))
+    return Corrections(_correction(b1, step, zero), scale, zero)
 
 
 def _correction(beta: float, step: Array, zero: Array) -> Array:
@@ -71,8 +86,8 @@ def advance(
     first = product(first, np.float32(rule.b1)) + product(grad, np.float32(1 - rule.b1))
     square = product(grad, grad)
     second = product(second, np.float32(rule.b2)) + product(square, np.float32(1 - rule.b2))
-    denominator = product(opaque(jnp.sqrt(second), zero), step.root_scale) + np.float32(rule.eps)
-    update = opaque(first / denominator, zero)
+    denominator = product(root(second), step.root_scale) + np.float32(rule.eps)
+    update = quotient(first, denominator)
     decay = _ONE - product(rule.lr, np.float32(rule.weight_decay))
-    step_size = opaque(rule.lr / step.first, zero)
+    step_size = quotient(rule.lr, step.first)
     return product(master, decay) - product(update, step_size), first, second
