@@ -256,3 +256,23 @@ def test_explain_says_who_moves_rows(rng: np.random.Generator) -> None:
     told = dict(moe.explain(*arrays, k=K, recipe=octavo.HighPrecision(), backend=XLA).tokens)
     assert told["experts"] == "XLA chooses"
     assert told["choices"] == "XLA sorts them"
+
+
+@pytest.mark.usefixtures("one_device")
+def test_arrays_of_numpy_are_taken(rng: np.random.Generator) -> None:
+    """Without jit, as JAX's own operations take them: a router, its routing, and rows that move."""
+    x, logits, weights = (rng.random((T, columns), np.float32) for columns in (C, E, K))
+
+    def parts(x: Any, logits: Any, weights: Any, replay: Any) -> Any:
+        routing = moe.route(logits, K, backend=KERNELS)
+        rows = moe.permute(x, routing, backend=KERNELS)
+        again = octavo_jax.choose_experts(logits, K, replay=replay, backend=KERNELS)
+        arranged = moe.arrange(replay, weights, E, backend=KERNELS)
+        mine = moe.combine(np.asarray(rows) if isinstance(x, np.ndarray) else rows, arranged, backend=KERNELS)
+        return routing, rows, again, mine
+
+    given = (x, logits, weights, rng.integers(0, E, (T, K), np.int32))
+    for mine, wanted in zip(
+        jax.tree.leaves(parts(*given)), jax.tree.leaves(parts(*map(jnp.asarray, given))), strict=True
+    ):
+        np.testing.assert_array_equal(mine, wanted)

@@ -1,7 +1,8 @@
-"""Arrays of numpy that `jax.vmap` or `jax.grad` was given, and that JAX hands on inside its tracers as they are.
+"""Arrays of numpy, which JAX hands on as they are, or in a class of its own, where no operation made another of them.
 
-Where such a vmap is traced, custom_jvp and custom_vjp fail on them in an assertion of JAX's own ("non-canonical
-constant", in 0.10), and a forward rule gets arrays without methods of JAX's; every other operation takes them.
+Where a `jax.vmap` that was given one is traced, custom_jvp and custom_vjp fail on it in an assertion of JAX's own
+("non-canonical constant", in 0.10), and without any tracing their functions and forward rules get arrays that are no
+`jax.Array`; every other operation takes them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def as_jax(tree: Any) -> Any:
-    """`tree`, whose traced arrays of numpy are copied to JAX; everything else is left as it is."""
+    """`tree`, whose arrays of numpy, traced or not, are copied to JAX; everything else is left as it is."""
     return jax.tree.map(lambda leaf: jnp.copy(leaf) if _holds_numpy(leaf) else leaf, tree)
 
 
 def _holds_numpy(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return True
     if not isinstance(x, jax.core.Tracer):
         return False
     while isinstance(x, jax.core.Tracer):
