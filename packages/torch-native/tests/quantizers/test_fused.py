@@ -62,16 +62,21 @@ def act64(name: str, x: Tensor) -> Tensor:
     if name == "relu2":
         return x.clamp(min=0).square()
     if name == "clamped_swiglu":
-        gate = x.clamp(max=7)
+        gate = clamped64(x, -math.inf)
         return gate * torch.sigmoid(1.702 * gate)
     if name.endswith("tanh"):
         return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
     return x * 0.5 * torch.erfc(x * -math.sqrt(0.5))
 
 
+def clamped64(x: Tensor, low: float) -> Tensor:
+    """Between `low` and 7, with the slope 1 at a limit, which torch's clamp had up to torch 2.14 and has no more."""
+    return torch.where(x > 7, 7.0, torch.where(x < low, low, x))
+
+
 def factor64(name: str, up: Tensor) -> Tensor:
     """What a gate multiplies, in float64."""
-    return up.double().clamp(-7, 7) + 1 if name == "clamped_swiglu" else up.double()
+    return clamped64(up.double(), -7) + 1 if name == "clamped_swiglu" else up.double()
 
 
 def rounding_bound(dtype: torch.dtype, exact: Tensor, factors: Tensor | float) -> Tensor:

@@ -81,7 +81,9 @@ def test_a_message_that_nobody_asks_for_is_waited_for() -> None:
             waits.append(mark)
 
     def message(mark: object) -> _Message:
-        return _Message(cast("Any", Lane()), [torch.ones(1)], cast("Any", mark), [], [torch.zeros(1)])
+        made = _Message(cast("Any", Lane()), 0)
+        made.mark = cast("Any", mark)
+        return made
 
     dropped = message(None)
     assert waits == []

@@ -25,7 +25,7 @@ def act64(name: str, x: Tensor) -> Tensor:
     if name == "relu2":
         return x.clamp(min=0).square()
     if name == "clamped_swiglu":
-        gate = x.clamp(max=7)
+        gate = clamped64(x, -math.inf)
         return gate * torch.sigmoid(1.702 * gate)
     if name.endswith("tanh"):
         return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
@@ -38,9 +38,14 @@ def whole64(name: str, x: Tensor, probs: Tensor) -> Tensor:
     return value * factor64(name, up[0]) if up else value
 
 
+def clamped64(x: Tensor, low: float) -> Tensor:
+    """Between `low` and 7, with the slope 1 at a limit, which torch's clamp had up to torch 2.14 and has no more."""
+    return torch.where(x > 7, 7.0, torch.where(x < low, low, x))
+
+
 def factor64(name: str, up: Tensor) -> Tensor:
     """What multiplies a gate, in float64."""
-    return up.double().clamp(-7, 7) + 1 if name == "clamped_swiglu" else up.double()
+    return clamped64(up.double(), -7) + 1 if name == "clamped_swiglu" else up.double()
 
 
 def assert_close(got: Tensor, exact: Tensor, factors: Tensor | float = 0.0) -> None:
@@ -99,10 +104,11 @@ def test_limits(name: str) -> None:
 
 
 def test_at_the_clamp() -> None:
-    """The subgradient of torch's clamp, which is what models were trained with: 1 at a limit, 0 past it."""
+    """The subgradient that torch's clamp had when models were trained with it, up to torch 2.14: 1 at a limit, 0 past
+    it."""
     x = torch.tensor([[7.0, 7.0], [7.0, -7.0], [7.0625, 7.0625], [1.0, -7.0625], [math.inf, -math.inf]])
     leaf = x.double().requires_grad_()
-    gate, up = leaf[:, :1].clamp(max=7.0), leaf[:, 1:].clamp(-7.0, 7.0)
+    gate, up = clamped64(leaf[:, :1], -math.inf), clamped64(leaf[:, 1:], -7.0)
     dy = torch.ones(len(x), 1)
     (expected,) = torch.autograd.grad((up + 1) * gate * torch.sigmoid(gate * 1.702), leaf, dy.double())
     dx = activate_gradient(dy, x, None, "clamped_swiglu")

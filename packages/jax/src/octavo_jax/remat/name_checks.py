@@ -142,7 +142,7 @@ def _through(equation: JaxprEqn, inner: list[Jaxpr], facts: list[_Fact], sentenc
 def _for_part(equation: JaxprEqn, part: Jaxpr, facts: list[_Fact], results: list[_Fact]) -> list[_Fact]:
     parameters = equation.params
     if equation.primitive.name == "scan":
-        consts, carried = parameters["num_consts"], parameters["num_carry"]
+        consts, carried = _consts_and_carried(parameters)
         around = [a | b for a, b in zip(facts[consts : consts + carried], results[:carried], strict=True)]
         return [*facts[:consts], *around, *facts[consts + carried :]]
     if equation.primitive.name == "while":
@@ -151,3 +151,11 @@ def _for_part(equation: JaxprEqn, part: Jaxpr, facts: list[_Fact], results: list
         own = facts[: consts[0]] if part is parameters["cond_jaxpr"].jaxpr else facts[consts[0] : sum(consts)]
         return [*own, *carried]
     return facts[len(facts) - len(part.invars) :]
+
+
+def _consts_and_carried(parameters: dict[str, Any]) -> tuple[int, int]:
+    """Of a scan: how many operands every turn reads, and how many a turn hands to the next one."""
+    if "num_consts" in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    consts, carried, _ = parameters["ft_in"].unpack()  # JAX 0.11 and later
+    return len(consts), len(carried)

@@ -1,7 +1,8 @@
 """Activations between a MoE layer's products.
 
 GELU is arXiv 1606.08415, the gated units are arXiv 2002.05202, squared ReLU is arXiv 2109.08668, and the clamped SwiGLU
-is that of gpt-oss (arXiv 2508.10925), with the gradients of torch's clamp: 1 at a limit, 0 past it.
+is that of gpt-oss (arXiv 2508.10925), with the gradients that torch's clamp has up to torch 2.14: 1 at a limit, 0 past
+it.
 """
 
 from __future__ import annotations

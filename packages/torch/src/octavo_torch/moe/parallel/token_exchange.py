@@ -22,7 +22,7 @@ from octavo_torch.moe.parallel.payload import encode
 from octavo_torch.moe.parallel.places import Leaving, Returning, bounded, leaving, returning
 from octavo_torch.moe.parallel.transports.collective import CollectiveTransport
 from octavo_torch.moe.parallel.transports.routes import route_of, transport_for
-from octavo_torch.moe.parallel.transports.transport import EQUAL, Outgoing, Shares, Transport
+from octavo_torch.moe.parallel.transports.transport import EQUAL, MadeRows, Rows, Shares, Transport
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.rows.moves import Moves
 
@@ -72,10 +72,13 @@ class TokenExchange:
         self._leaving = leaving(choices, self._signature.experts, group.ranks, self._bounds, by_row)
         header = self._agree(x.device)
         encoded = encode(x, self._exchange.travels_as, "x", self._backend)
-        ahead = [*header, Outgoing(self._choices_that_leave(choices, weights))]
-        message = [*ahead, *(Outgoing(plane, self._leaving.senders) for plane in encoded.planes)]
+        ahead = [*header, Rows(self._choices_that_leave(choices, weights))]
+        message = [*ahead, *(Rows(plane, self._leaving.senders) for plane in encoded.planes)]
+        keep = encoded.spec is None and self._signature.gradients  # backward reads them
         try:
-            delivery = self._transport.send("tokens", "dispatch", message, self._tokens, len(ahead))
+            delivery = self._transport.send(
+                "tokens", "dispatch", message, self._tokens, ahead=len(ahead), keep=bool(keep)
+            )
         except ExchangeError:
             self._explain_failure()
             raise
@@ -91,11 +94,7 @@ class TokenExchange:
             return local, landed[:, k:].contiguous().view(torch.float32)
 
         def tokens_there() -> Tensor:
-            planes = delivery.rest()
-            values = encoded.decode(planes, self._backend)
-            if self._transport.lends and values is planes[0] and self._signature.gradients:
-                values = values.clone()  # backward reads them
-            return values
+            return encoded.decode(delivery.rest(), self._backend)
 
         return Underway(choices_there, tokens_there)
 
@@ -112,8 +111,12 @@ class TokenExchange:
         tokens, and gives their sums [T, N]."""
         leaves = self._leaving
         if self._exchange.returns == "sums":
-            sums = moves.combine_rows(rows, places.position, places.routed, None)
-            delivery = self._transport.send("partial sums", "combine", [Outgoing(sums)], self._tokens.back())
+            sums = MadeRows(
+                len(places.position),
+                rows,
+                lambda some: moves.combine_rows(rows, places.position[some], places.routed[some], None),
+            )
+            delivery = self._transport.send("partial sums", "combine", [sums], self._tokens.back())
             return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), leaves.slot, leaves.first, None)
         assert leaves.row is not None  # because rows come back
         back, row = self._returning, leaves.row
@@ -121,21 +124,21 @@ class TokenExchange:
         live = places.routed.view(-1)[back.choices][:, None]
         if back.filled is not None:
             live = live & back.filled[:, None]
-        one_each = moves.combine_rows(rows, place, live, None)
-        delivery = self._transport.send("rows", "combine", [Outgoing(one_each)], self._pair_rows.back())
+        one_each = MadeRows(len(place), rows, lambda some: moves.combine_rows(rows, place[some], live[some], None))
+        delivery = self._transport.send("rows", "combine", [one_each], self._pair_rows.back())
         return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), row, leaves.kept, None)
 
     def dispatch_gradient(self, dy: Tensor, /) -> Callable[[], Tensor]:
         """Starts sending dy [T, N] to the ranks that have the tokens' experts. The function that is returned waits for
         what arrives here, [S, N], which the caller has to read before the next message."""
         encoded = encode(dy, self._exchange.travels_as, "dy", self._backend)
-        message = [Outgoing(plane, self._leaving.senders) for plane in encoded.planes]
+        message = [Rows(plane, self._leaving.senders) for plane in encoded.planes]
         delivery = self._transport.send("gradients", "dispatch", message, self._tokens)
         return lambda: encoded.decode(delivery.rest(), self._backend)
 
     def combine_weights(self, dweights: Tensor, /) -> Tensor:
         """Sends the gradient of the arrived choices' weights, fp32 [S, k], back; returns this rank's, [T, k]."""
-        message = [Outgoing(dweights)]
+        message = [Rows(dweights)]
         (arrived,) = self._transport.send("the weights' gradients", "dispatch", message, self._tokens.back()).rest()
         k = dweights.shape[1]
         index = self._leaving.slot * k + torch.arange(k, device=arrived.device)
@@ -143,7 +146,7 @@ class TokenExchange:
 
     # ---- what ranks agree on
 
-    def _agree(self, device: torch.device) -> list[Outgoing]:
+    def _agree(self, device: torch.device) -> list[Rows]:
         """Sets this call's transport and shares; unless they are known, it reads on the host what other ranks sent.
 
         Returns the header where it has not been sent yet and travels with the tokens.
@@ -159,7 +162,7 @@ class TokenExchange:
             self.rows = bounds.rows
         if agreed is not None and agreed.transport.lends:
             self._transport = agreed.transport
-            return [Outgoing(own)]
+            return [Rows(own)]
         header = self._header = group.all_to_all("signatures", own)
         if agreed is not None:
             self._transport = agreed.transport

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from octavo_torch.moe.parallel.group import ExpertGroup
-from octavo_torch.moe.parallel.transports.planes import as_words
 from octavo_torch.moe.parallel.transports.transport import EQUAL, Delivery, Outgoing, Shares, Way
 
 
@@ -21,9 +20,18 @@ class CollectiveTransport:
     def __init__(self, group: ExpertGroup) -> None:
         self._group = group
 
-    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
+    def send(
+        self,
+        what: str,
+        way: Way,
+        planes: Sequence[Outgoing],
+        shares: Shares = EQUAL,
+        *,
+        ahead: int = 0,
+        keep: bool = False,
+    ) -> Delivery:
         """See Transport."""
-        arrived = [self._group.all_to_all(what, _picked(*each), *shares) for each in planes]
+        arrived = [self._group.all_to_all(what, _whole(plane), *shares) for plane in planes]
         return _Arrived(arrived[:ahead], arrived[ahead:])
 
 
@@ -42,5 +50,5 @@ class _Arrived:
         return self._rest
 
 
-def _picked(plane: Tensor, senders: Tensor | None) -> Tensor:
-    return plane if senders is None else as_words(plane).index_select(0, senders).view(torch.uint8).view(plane.dtype)
+def _whole(plane: Outgoing) -> Tensor:
+    return plane.some(slice(0, plane.count)).view(torch.uint8).view(plane.dtype)

@@ -1,7 +1,10 @@
-"""By stores into the other ranks' memory, in which each rank has a part of its own in every message.
+"""By copies into the other ranks' memory, in which each rank has a part of its own in every message.
 
 Message:   meet | each rank's rows into its part of every rank's memory | meet | read
            planes that go ahead are written first, and a meeting of their own follows them
+
+The rows for another rank are made in pieces, and each is copied while the next is made. GPUs copy them by their copy
+engines: a kernel that stores over a link holds the multiprocessors for as long as the link takes.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from octavo_torch.compiler.graphs import GraphUnsafeError, is_capturing
 from octavo_torch.memo import Memo
 from octavo_torch.moe.parallel.group import ExpertGroup
 from octavo_torch.moe.parallel.transports.memory import PeerMemory
-from octavo_torch.moe.parallel.transports.planes import as_words, row_bytes
+from octavo_torch.moe.parallel.transports.planes import row_bytes
 from octavo_torch.moe.parallel.transports.transport import EQUAL, Delivery, Outgoing, Shares, Way
 
 _ALIGNMENT = 256  # of planes, so that a copy takes 16 bytes at a time
 _GRANULE = 2 << 20  # in which memory is made: pages of a GPU
+_SMALLEST_PIECE = 8 << 20  # bytes: 20 microseconds of a link
+_MOST_PIECES = 4
 
 MakeMemory = Callable[[int], PeerMemory]
 """Of that many bytes per rank; every rank calls it at once."""
@@ -52,27 +57,49 @@ class PeerTransport:
         self._last: Way = "combine"
         self._places: Memo[list[_Places]] = Memo()
 
-    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
+    def send(
+        self,
+        what: str,
+        way: Way,
+        planes: Sequence[Outgoing],
+        shares: Shares = EQUAL,
+        *,
+        ahead: int = 0,
+        keep: bool = False,
+    ) -> Delivery:
         """See Transport."""
         assert shares == EQUAL  # of static buffers
-        words = [as_words(plane) for plane, _ in planes]
-        counts = [len(plane if senders is None else senders) for plane, senders in planes]
-        memory, places = self._room(way, words, counts)
-        mark = None
-        with self._lane.beside():
-            if way == "dispatch" or way == self._last:
+        memory, places = self._room(way, [plane.kind for plane in planes], [plane.count for plane in planes])
+        if way == "dispatch" or way == self._last:
+            with self._lane.beside():
                 memory.meet(what)  # until then a rank may still read the last message
-            for number, (plane, (there, _), (_, senders)) in enumerate(zip(words, places, planes, strict=True), 1):
-                _write(plane, there, senders, self._group.rank)
-                if number == ahead:
+        message = _Message(self._lane, ahead)
+        for number, (plane, (there, here)) in enumerate(zip(planes, places, strict=True), 1):
+            kept = torch.empty_like(here) if keep and number > ahead else None
+            own = self._write(plane, there, here if kept is None else kept, message.sent)
+            message.arriving.append(_Arriving(here, kept, own, plane.dtype))
+            if number == ahead:
+                with self._lane.beside():
                     memory.meet(what)
-                    mark = self._lane.mark()
+                    message.mark = self._lane.mark()
+        with self._lane.beside():
             memory.meet(what)
         self._last = way
-        here = [
-            place.here.view(torch.uint8).view(plane.dtype) for place, (plane, _) in zip(places, planes, strict=True)
-        ]
-        return _Message(self._lane, words, mark, here[:ahead], here[ahead:])
+        return message
+
+    def _write(self, plane: Outgoing, there: list[Tensor], here: Tensor, sent: list[Tensor]) -> slice:
+        """The rows for each other rank to its memory, the next ranks first, so that all ranks' links are in use from
+        the start; and this rank's own into `here`, while those are under way. Returns which those are."""
+        ranks, rank, share = len(there), self._group.rank, len(there[0])
+        for target in (*range(rank + 1, ranks), *range(rank)):
+            for piece in _pieces(share, row_bytes(here)):
+                rows = plane.some(slice(target * share + piece.start, target * share + piece.stop))
+                sent.append(rows)
+                with self._lane.beside():
+                    there[target][piece].copy_(rows)
+        own = slice(rank * share, (rank + 1) * share)
+        plane.write(own, here[own])
+        return own
 
     def _room(self, way: Way, words: list[Tensor], counts: list[int]) -> tuple[PeerMemory, list[_Places]]:
         starts, end = [], 0
@@ -110,46 +137,64 @@ class PeerTransport:
         return places
 
 
-def _write(plane: Tensor, there: list[Tensor], senders: Tensor | None, rank: int) -> None:
-    """The rows for each rank to it, the next ranks first: all ranks' links are in use from the start."""
-    ranks, share = len(there), len(there[0])
-    for target in (*range(rank + 1, ranks), *range(rank + 1)):
-        own = slice(target * share, (target + 1) * share)
-        if senders is None:
-            there[target].copy_(plane[own])
-        else:
-            torch.index_select(plane, 0, senders[own], out=there[target])
+def _pieces(rows: int, width: int) -> list[slice]:
+    """Of so many rows of `width` bytes: a few, for each is a launch or two, and none that is copied in no time."""
+    count = min(max(rows * width // _SMALLEST_PIECE, 1), _MOST_PIECES)
+    step = max(-(-rows // count), 1)
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+class _Arriving(NamedTuple):
+    """A plane of a message as this rank gets it.
+
+    here   in memory that other ranks write, and the next message overwrites
+    kept   in memory of the caller, where its own rows, the slice `own`, are; None where nothing is kept
+    """
+
+    here: Tensor
+    kept: Tensor | None
+    own: slice
+    dtype: torch.dtype
+
+    def read(self) -> Tensor:
+        """The plane, when all of it has arrived."""
+        if self.kept is not None:
+            for others in (slice(0, self.own.start), slice(self.own.stop, None)):
+                self.kept[others].copy_(self.here[others])
+        words = self.here if self.kept is None else self.kept
+        return words.view(torch.uint8).view(self.dtype)
 
 
 class _Message:
     """A `Delivery`. What is sent becomes somebody else's memory as soon as nothing holds it, so the stream of a caller
-    that raises before it has asked for the message waits, too."""
+    that raises before it has asked for the message waits, too.
 
-    def __init__(
-        self,
-        lane: _Lane,
-        sent: list[Tensor],
-        mark: torch.cuda.Event | None,
-        ahead: list[Tensor],
-        rest: list[Tensor],
-    ) -> None:
-        self._lane, self._sent, self._mark = lane, sent, mark
-        self._ahead, self._rest = ahead, rest
+    sent       what is copied to other ranks
+    arriving   the planes, in their order
+    mark       when those that go ahead have arrived
+    """
+
+    def __init__(self, lane: _Lane, ahead: int) -> None:
+        self._lane, self._ahead, self._underway = lane, ahead, True
+        self.sent: list[Tensor] = []
+        self.arriving: list[_Arriving] = []
+        self.mark: torch.cuda.Event | None = None
 
     def ahead(self) -> list[Tensor]:
         """See Delivery."""
-        self._lane.join(self._mark)
-        return self._ahead
+        self._lane.join(self.mark)
+        return [plane.read() for plane in self.arriving[: self._ahead]]
 
     def rest(self) -> list[Tensor]:
         """See Delivery."""
         self._finish()
-        return self._rest
+        return [plane.read() for plane in self.arriving[self._ahead :]]
 
     def _finish(self) -> None:
-        if self._sent:
+        if self._underway:
+            self._underway = False
             self._lane.join()
-            self._sent.clear()
+            self.sent.clear()
 
     def __del__(self) -> None:
         self._finish()

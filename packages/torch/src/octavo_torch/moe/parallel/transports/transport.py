@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+
+from octavo_torch.moe.parallel.transports.planes import as_words
 
 Way = Literal["dispatch", "combine"]
 """Tokens and gradients go away to the experts, results home."""
@@ -38,27 +43,124 @@ class Shares(NamedTuple):
 EQUAL = Shares()
 
 
-class Outgoing(NamedTuple):
-    """A plane of a message: [n, w] of any dtype, its rows in the order of the ranks that they are for.
+class Outgoing(Protocol):
+    """A plane of a message: rows [n, w] of any dtype, in the order of the ranks that they are for.
 
-    senders   int64 [m], the rows to send, where these are not all rows of the plane in their order
+    A transport takes every row once, and may send some of them while it has others made.
+    """
+
+    @property
+    def count(self) -> int:
+        """n."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the plane."""
+
+    @property
+    def kind(self) -> Tensor:
+        """No rows, [0, v], of the integers that `some` gives."""
+
+    def some(self, rows: slice) -> Tensor:
+        """Those rows as integers, see `as_words`; nobody writes them until the message has arrived."""
+
+    def write(self, rows: slice, out: Tensor) -> None:
+        """Puts those rows, as `some` gives them, into `out`."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The `Outgoing` of rows that are there.
+
+    senders   int64 [n], the rows of `plane` to send, where these are not all of them in their order
     """
 
     plane: Tensor
     senders: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """See Outgoing."""
+        return len(self.plane if self.senders is None else self.senders)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See Outgoing."""
+        return self.plane.dtype
+
+    @property
+    def kind(self) -> Tensor:
+        """See Outgoing."""
+        return self._words[:0]
+
+    def some(self, rows: slice) -> Tensor:
+        """See Outgoing."""
+        words = self._words
+        return words[rows] if self.senders is None else words.index_select(0, self.senders[rows])
+
+    def write(self, rows: slice, out: Tensor) -> None:
+        """See Outgoing."""
+        if self.senders is None:
+            out.copy_(self._words[rows])
+        else:
+            torch.index_select(self._words, 0, self.senders[rows], out=out)
+
+    @cached_property
+    def _words(self) -> Tensor:
+        return as_words(self.plane)
+
+
+@dataclass(frozen=True)
+class MadeRows:
+    """The `Outgoing` of rows that `make` computes, whichever of them it is asked for, in a tensor of their own.
+
+    like   [m, w], with rows of the same dtype and width
+    """
+
+    count: int
+    like: Tensor
+    make: Callable[[slice], Tensor]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See Outgoing."""
+        return self.like.dtype
+
+    @property
+    def kind(self) -> Tensor:
+        """See Outgoing."""
+        return as_words(self.like[:0])
+
+    def some(self, rows: slice) -> Tensor:
+        """See Outgoing."""
+        return as_words(self.make(rows))
+
+    def write(self, rows: slice, out: Tensor) -> None:
+        """See Outgoing."""
+        out.copy_(self.some(rows))
 
 
 class Transport(Protocol):
     """Every rank sends the same messages in the same order.
 
     lends   whether the next message may overwrite what was delivered: then it has to be read by operations that are
-            called before that message is sent, and copied where it is kept
+            called before that message is sent
     """
 
     lends: bool
 
-    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
+    def send(
+        self,
+        what: str,
+        way: Way,
+        planes: Sequence[Outgoing],
+        shares: Shares = EQUAL,
+        *,
+        ahead: int = 0,
+        keep: bool = False,
+    ) -> Delivery:
         """Starts one message; of its planes the first `ahead` can be read before the others have arrived.
 
         what   the name of the message in an error's text
+        keep   the planes behind those are the caller's for good, also where the transport lends what it delivers
         """
