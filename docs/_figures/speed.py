@@ -152,11 +152,11 @@ def over_ranks() -> str:
     for name, file in models.items():
         values += [
             (name, ways[row["kind"], row["route"]], row["alone_us"]["median"] / row["us"]["median"])
-            for row in _rows(f"ep-torch-{file}-h200-2026-11-26")
+            for row in _rows(f"ep-torch-{file}-h200-2026-11-30")
             if row["way"] == "sums" and not row["payload"]
         ]
     series = dict(zip(ways.values(), ("tool", "base", "check", "jax"), strict=True))
-    source = "Two H200s, sums per rank; longer is faster. benchmarks/results/ep-torch-*-h200-2026-11-26.json"
+    source = "Two H200s, sums per rank; longer is faster. benchmarks/results/ep-torch-*-h200-2026-11-30.json"
     title = "MoE layer over two GPUs against one GPU with as many tokens"
     return draw(Chart(title, source, series, by_group(values), "{:.2f}x", (1.0, "one GPU")))
 

@@ -21,15 +21,15 @@ ISSUE = "DeepEP's issue 493, H200"
 OURS = "benchmarks/results/ep-profile-h200-2026-11-22.json, JAX"
 STEPS = "benchmarks/results/ep-gather-h200-2026-11-22.json, JAX"
 TWO = "Octavo, two H200s of one host"
-PEER = "benchmarks/results/ep-torch-*-h200-2026-11-26.json, torch"
+PEER = "benchmarks/results/ep-torch-*-h200-2026-11-30.json, torch"
 
 PREFILL = Layer(experts=256, features=7168, hidden=2048, tokens=4096, choices=8)
 DECODE = replace(PREFILL, tokens=128)
 
 PEER_STEPS: dict[str, tuple[Layer, dict[str, tuple[float, float]]]] = {
-    "Qwen3-30B": (Layer(128, 2048, 768, 8192, 8), {"bf16": (126.0, 117.9), "fp8-block": (114.0, 107.2)}),
-    "Mixtral": (Layer(8, 4096, 14336, 8192, 2), {"bf16": (106.7, 104.7), "fp8-block": (102.9, 99.9)}),
-    "DSv3": (Layer(32, 7168, 2048, 8192, 8), {"bf16": (108.9, 108.1), "fp8-block": (108.8, 104.7)}),
+    "Qwen3-30B": (Layer(128, 2048, 768, 8192, 8), {"bf16": (129.9, 115.4), "fp8-block": (116.9, 104.8)}),
+    "Mixtral": (Layer(8, 4096, 14336, 8192, 2), {"bf16": (106.2, 104.6), "fp8-block": (103.3, 98.6)}),
+    "DSv3": (Layer(32, 7168, 2048, 8192, 8), {"bf16": (109.3, 106.6), "fp8-block": (109.0, 100.5)}),
 }
 """Layers, and by recipe the time of a step of two H200s by collectives and by peer memory, in percent of that of one
 with as many tokens."""

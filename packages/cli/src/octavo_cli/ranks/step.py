@@ -36,10 +36,13 @@ all that can, fc1, fc2, dgrad of fc2, dgrad of fc1 with all wgrads."""
 WEIGHT_BYTES = 4
 """That quantizing moves per element of a weight: two read, one written to each plane."""
 
-OWN_PASSES, ALL_PASSES = 70, 10
+OWN_PASSES: Mapping[Route, int] = {"collective": 70, "peer memory": 45, "forwarded": 70}
 """Within a host: reads and writes of a rank's tokens that take as long as a step's picking, keeping and summing of
-rows, its small kernels among them, fitted to steps over two GPUs (see `published`); and those of static buffers with
-all ranks' tokens: a copy of those that arrive, sums that are written and sent, twice, and dy, which is read twice."""
+rows, its small kernels among them, fitted to steps over two GPUs (see `published`)."""
+
+ALL_PASSES = 10
+"""Those of static buffers with all ranks' tokens: a copy of those that arrive, sums that are written and sent, twice,
+and dy, which is read twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def step(
         phases.append(Phase(name, near, far, us, max(us - hidden, fixed)))
     aside = _codes_us(layer, spread, wire) * skew
     if spread.hosts == 1:
-        passes = OWN_PASSES + ALL_PASSES * spread.ranks
+        passes = OWN_PASSES[route] + ALL_PASSES * spread.ranks
         aside += passes * 2 * layer.tokens * layer.features / COPY / 1000
     return Step(compute, aside, tuple(phases))
 
