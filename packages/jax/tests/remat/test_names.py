@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import octavo_jax
 from octavo import GroupedTensorSpec
 from octavo_jax.counting import count_runs, unnamed_planes
 from octavo_jax.policies import plane_names, save_quantized
+from octavo_jax.remat import name_checks
 from octavo_jax.remat.checkpoint_names import FIELDS, NAMED_OPERANDS, name_bits, name_planes, plane_name
 
 M, K, N, G = 48, 32, 16, 2
@@ -242,3 +244,10 @@ def test_a_layer_passes_the_check_and_fails_it_without_names(kind: str, probe: s
     arguments = jnp.ones((M, K)), jnp.ones((3, G, K, K)), state
     assert unnamed_planes(lambda *given: loss(*given, "quantization"), *arguments) == ()
     assert bool(unnamed_planes(lambda *given: loss(*given, None), *arguments)) == (kind != "bf16")
+
+
+def test_a_scan_says_its_constants_in_two_ways() -> None:
+    """JAX 0.10 counts them; 0.11 and 0.12 have a tree for each kind of operand."""
+    trees = SimpleNamespace(unpack=lambda: (["kernel"], ["x", "key"], ["row"] * 3))
+    assert name_checks._consts_and_carried({"ft_in": trees}) == (1, 2)
+    assert name_checks._consts_and_carried({"num_consts": 1, "num_carry": 2}) == (1, 2)

@@ -142,9 +142,9 @@ def _through(equation: JaxprEqn, inner: list[Jaxpr], facts: list[_Fact], sentenc
 def _for_part(equation: JaxprEqn, part: Jaxpr, facts: list[_Fact], results: list[_Fact]) -> list[_Fact]:
     parameters = equation.params
     if equation.primitive.name == "scan":
-        consts, carried = _consts_and_carried(parameters)
-        around = [a | b for a, b in zip(facts[consts : consts + carried], results[:carried], strict=True)]
-        return [*facts[:consts], *around, *facts[consts + carried :]]
+        count, around = _consts_and_carried(parameters)
+        carried = [a | b for a, b in zip(facts[count : count + around], results[:around], strict=True)]
+        return [*facts[:count], *carried, *facts[count + around :]]
     if equation.primitive.name == "while":
         consts = (parameters["cond_nconsts"], parameters["body_nconsts"])
         carried = [a | b for a, b in zip(facts[sum(consts) :], results, strict=True)]
