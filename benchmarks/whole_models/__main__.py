@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import platform
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -78,16 +79,13 @@ def main() -> None:
     options.way, options.optimizer, options.seed = options.way or list(RECIPES), options.optimizer or ["torch"], 0
     chosen = {name: value for name, value in vars(options).items() if name not in ("output", "text", "seconds", "seed")}
 
-    said = [options.what, options.model]
-    for name in ("layers", "batch", "length", "vocabulary"):
-        value = getattr(options, name)
-        if value not in (None, DEFAULTS[options.what].get(name)):
-            said += [f"--{name}", str(value)]
-    said += ["--compiled"] if options.compiled else []
+    said = sys.argv[1:]
+    place = next(place for place, word in enumerate(said) if word.startswith("--output"))
+    said[place : place + 1 + ("=" not in said[place])] = ["--output", "FILE"]
 
     def save(found: dict[str, Any]) -> None:
         record = {
-            "command": f"python benchmarks/whole_models {' '.join(said)} --output FILE",
+            "command": f"python benchmarks/whole_models {shlex.join(said)}",
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "machine": torch.cuda.get_device_name() if options.device != "cpu" else platform.machine(),
             "versions": {
