@@ -15,6 +15,7 @@ from sessions.distributions import DIRECTORIES, NATIVE, closure, needed_by_tests
 from sessions.environment import effort_of, install, run_pytest, settings_of_tests, share_bytecode
 from sessions.minimums import minimums  # noqa: F401
 from sessions.native_wheel import Kernels, kernels_of_tests, native_wheel, nvcc
+from sessions.newest import newest  # noqa: F401
 from sessions.on_gpu import gpu  # noqa: F401
 from sessions.packaging import build, wheels  # noqa: F401
 from sessions.releasing import release  # noqa: F401
