@@ -109,10 +109,9 @@ def test_no_mixing_of_ranks() -> None:
         jax.eval_shape(jax.vmap(octavo_jax.record_amax, in_axes=(0, None)), states, jnp.ones(G))
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_no_mixing_of_dtypes(wide: bool) -> None:
-    """Programs that forbid JAX to promote dtypes trace every layer, with 64-bit types, too: sums of int32 sizes, which
-    JAX makes int64 then, stay int32."""
-    with jax.enable_x64(wide), jax.numpy_dtype_promotion("strict"):
+def test_no_mixing_of_dtypes() -> None:
+    """Programs that forbid JAX to promote dtypes trace every layer. 64-bit types are on, which have all dtypes of
+    programs without them, and one trap more: sums of int32 sizes, which JAX makes int64 then, stay int32."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         for function, recipe in ((_layers, octavo.recipe("fp8-row")), (_block, None)):
             _trace(function, recipe)

@@ -19,6 +19,8 @@ from octavo_jax import DelayedState, ScalingHistory
 from octavo_jax import linen as octavo_linen
 from octavo_jax import nnx as octavo_nnx
 from octavo_jax.linen import STATE_COLLECTION
+from octavo_jax.linen import grouped as linen_grouped
+from octavo_jax.nnx import grouped as nnx_grouped
 
 M, K, G, H = 16, 8, 2, 4
 SIZES = jnp.array([9, 5])
@@ -324,6 +326,13 @@ THREADED: dict[str, Callable[[], DelayedState]] = {
 }
 
 
+@pytest.fixture
+def _recording_modules(recording_layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (linen_grouped, nnx_grouped):
+        monkeypatch.setattr(module, "grouped_dense", recording_layer)
+
+
+@pytest.mark.usefixtures("_recording_modules")
 @pytest.mark.parametrize("way", MODULES)
 def test_modules_whose_states_are_added_up_are_noticed(way: str) -> None:
     """What modules record inside of these is discarded, or each call is in a trace of its own: scales doubled, and
@@ -331,6 +340,7 @@ def test_modules_whose_states_are_added_up_are_noticed(way: str) -> None:
     assert np.isnan(MODULES[way]().x.scale).all()
 
 
+@pytest.mark.usefixtures("_recording_modules")
 @pytest.mark.parametrize("way", THREADED)
 def test_modules_that_thread_their_states_are_none(way: str) -> None:
     """The same transformations as the guide says to write them."""
