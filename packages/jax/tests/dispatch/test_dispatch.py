@@ -127,8 +127,8 @@ assert [octavo_jax.linen.MoE.__name__, octavo_jax.nnx.MoE.__name__] == ["MoE"] *
 
 
 def test_imports_are_light() -> None:
-    """Importing octavo_jax starts no backend, reads no variable of ours, and imports neither Flax nor torch. The door to
-    packages of kernels imports no backend, and modules of Flax are attributes that nobody has to import."""
+    """Importing octavo_jax starts no backend, reads no variable of ours, and imports neither Flax nor torch. The door
+    to packages of kernels imports no backend, and modules of Flax are attributes that nobody has to import."""
     subprocess.run([sys.executable, "-c", PROBE], check=True, env=os.environ | {"OCTAVO_BACKEND": "nothing"})
 
 
