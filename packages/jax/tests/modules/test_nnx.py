@@ -149,9 +149,9 @@ def test_two_calls_thread_their_state(
 ) -> None:
     """A module that is called twice in one differentiated function records what two calls of the function do whose
     state is threaded, bit for bit; JAX would add up the states, so that scales double. The layer itself has a part in
-    it where calls follow each other, and where vmap makes one call of them."""
+    it where vmap makes one call of them; two in turn are test_delayed_state.py's."""
     layer = octavo_jax.grouped_dense
-    if way not in ("in turn", "nnx.vmap"):
+    if way != "nnx.vmap":
         layer = recording_layer
         monkeypatch.setattr(grouped, "grouped_dense", layer)
     module = _scaled_module(rng)
