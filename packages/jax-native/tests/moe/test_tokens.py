@@ -186,8 +186,13 @@ def test_a_device_of_a_mesh_reads_its_tokens(
     assert all(same), same
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize(("form", "weights_on"), [("standard", "activation"), ("keep_all", "output")])
+@pytest.mark.parametrize(
+    ("name", "form", "weights_on"),
+    [
+        *((name, "standard", "activation") for name in RECIPES),
+        *((name, "keep_all", "output") for name in ("delayed", "block", "nvfp4", "no wgrad", "high precision")),
+    ],
+)
 def test_explain_says_what_is_read_from_tokens(
     name: str, form: Any, weights_on: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
