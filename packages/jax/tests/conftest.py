@@ -6,12 +6,14 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 import octavo_numerics
-from octavo_jax import GroupedTensor
+from octavo_jax import DelayedState, GroupedTensor, record_amax
 
 Make = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -131,3 +133,31 @@ def sizes_of() -> Callable[[np.random.Generator, int, int], np.ndarray]:
         return sizes.astype(np.int32)
 
     return draw
+
+
+@jax.custom_vjp
+def _layer(x: Any, kernel: Any, state: DelayedState) -> Any:
+    return jnp.nan_to_num(x) @ kernel[0], _recorded(state, x, kernel)
+
+
+def _recorded(state: DelayedState, x: Any, kernel: Any, dy: Any = None) -> DelayedState:
+    made = [
+        history if array is None else record_amax(history, jnp.full_like(history.scale, jnp.nanmax(jnp.abs(array))))
+        for history, array in ((state.x, x), (state.kernel, kernel), (state.grad, dy))
+    ]
+    return DelayedState(*made)
+
+
+def _pulled(saved: Any, given: Any) -> Any:
+    (x, kernel, state), (dy, later) = saved, given
+    dkernel = jnp.zeros_like(kernel).at[0].set(jnp.nan_to_num(x).T @ dy)
+    return dy @ kernel[0].T, dkernel, jax.tree.map(jnp.maximum, later, _recorded(state, x, kernel, dy))
+
+
+_layer.defvjp(lambda *given: (_layer(*given), given), _pulled)
+
+
+@pytest.fixture(scope="session")
+def recording_layer() -> Callable[..., Any]:
+    """`grouped_dense` in what concerns a delayed state, of one matrix and without codes: it compiles at once."""
+    return lambda x, kernel, *_, state, **__: _layer(x, kernel, state)

@@ -6,6 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from octavo_jax_native import TARGETS
 
 LAYER = """
 import sys
@@ -16,23 +23,10 @@ from jax import export
 
 import octavo_jax
 import octavo_jax_native.backend
-from octavo_jax_native import TARGETS
 
 
 def layer(x, w, sizes):
     return octavo_jax.grouped_dense(x, w, sizes, recipe="mxfp8", backend="jax-native")
-
-
-shapes = (
-    jax.ShapeDtypeStruct((64, 32), jnp.bfloat16),
-    jax.ShapeDtypeStruct((3, 32, 48), jnp.bfloat16),
-    jax.ShapeDtypeStruct((3,), jnp.int32),
-)
-"""
-EXPORT = """
-checks = [export.DisabledSafetyCheck.custom_call(name) for name in TARGETS]
-with open(sys.argv[1], "wb") as file:
-    file.write(export.export(jax.jit(layer), disabled_checks=checks)(*shapes).serialize())
 """
 LOAD = """
 with open(sys.argv[1], "rb") as file:
@@ -51,8 +45,17 @@ assert (loaded.call(*arguments)[:3] == layer(*arguments)[:3]).all()
 
 def test_a_trace_registers_the_targets_and_no_import_does(tmp_path: Path) -> None:
     """README.md: a process that only loads a program traces a layer before it runs the program."""
+    here: dict[str, Any] = {}
+    exec(LAYER, here)
+    shapes = (
+        jax.ShapeDtypeStruct((64, 32), jnp.bfloat16),
+        jax.ShapeDtypeStruct((3, 32, 48), jnp.bfloat16),
+        jax.ShapeDtypeStruct((3,), jnp.int32),
+    )
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in TARGETS]
+    file = tmp_path / "exported.bin"
+    file.write_bytes(export.export(jax.jit(here["layer"]), disabled_checks=checks)(*shapes).serialize())
+    command = [sys.executable, "-c", LAYER + LOAD, str(file)]
     settings = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    for program in (EXPORT, LOAD):
-        command = [sys.executable, "-c", LAYER + program, str(tmp_path / "exported.bin")]
-        result = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr[-2000:]
+    result = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]

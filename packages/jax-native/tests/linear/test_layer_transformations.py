@@ -40,10 +40,10 @@ def _arrays(rng: np.random.Generator, *lead: int) -> list[Any]:
     return [jnp.asarray(one) for one in (x, kernel, dy)]
 
 
-every_kind = pytest.mark.parametrize("kind", ["bf16", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"])
+KINDS = ("bf16", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4")
 
 
-@every_kind
+@pytest.mark.parametrize("kind", KINDS)
 def test_vmap_of_a_training_step_is_its_loop(kind: str, rng: Any, same_bits: Any) -> None:
     """Everything in the batch, seeds too; then the kernel alone, as an ensemble would: each call's own bits."""
     recipe = octavo.recipe(kind)
@@ -74,25 +74,23 @@ def test_a_training_step_is_exported(rng: Any, same_bits: Any) -> None:
         same_bits(mine, expected, "result of the exported step")
 
 
-@every_kind
-def test_debug_nans_sees_no_tail(kind: str, rng: Any) -> None:
+def test_debug_nans_sees_no_tail(rng: Any) -> None:
     """Rows past the sum are neither read nor written: NaN there, and whatever memory held before, is no finding, in an
     eager forward pass and its residuals either (faults.md 8, 9, 11, 12); a NaN in a row that is read is one."""
-    recipe = octavo.recipe(kind)
     x, kernel, dy = _arrays(rng)
     worse = x.at[3, 5].set(jnp.nan)
     filled = [jnp.full((M, 4 * K), jnp.nan) for _ in range(8)]  # memory that later results may be given
     jax.clear_caches()  # a program that was traced before looks for nothing
     with jax.debug_nans(True):
         del filled
-        y, pull = jax.vjp(lambda x, kernel: _layer(x, kernel, SIZES, 1, recipe), x, kernel)
-        for found in (y, *pull(dy)):
-            assert np.isfinite(np.asarray(found)).all()
-        if recipe.quantizer("x") is not None:
-            octavo_jax.quantize(x, recipe.quantizer("x"), SIZES, backend="jax-native")
-        if kind == "fp8-block":
-            with pytest.raises(FloatingPointError):
-                jax.jit(lambda x: _layer(x, kernel, SIZES, 1, recipe) * 2)(worse)
+        for recipe in map(octavo.recipe, KINDS):
+            y, pull = jax.vjp(lambda x, kernel, recipe=recipe: _layer(x, kernel, SIZES, 1, recipe), x, kernel)
+            for found in (y, *pull(dy)):
+                assert np.isfinite(np.asarray(found)).all(), recipe
+            if (spec := recipe.quantizer("x")) is not None:
+                octavo_jax.quantize(x, spec, SIZES, backend="jax-native")
+        with pytest.raises(FloatingPointError):
+            jax.jit(lambda x: _layer(x, kernel, SIZES, 1, octavo.recipe("fp8-block")) * 2)(worse)
     jax.clear_caches()
 
 

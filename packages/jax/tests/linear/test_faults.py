@@ -99,7 +99,7 @@ def test_steps_in_high_precision_are_ragged_dots(rng: np.random.Generator) -> No
 
 
 def test_calls_leave_no_arrays_behind(rng: np.random.Generator) -> None:
-    """A hundred eager calls keep nothing alive that ten did not (faults.md 52, 53)."""
+    """Thirty eager calls keep nothing alive that ten did not (faults.md 52, 53)."""
     x, _, kernel = _arrays(rng)
     sizes, recipe = jnp.asarray(SIZES), octavo.recipe("fp8-current")
 
@@ -109,4 +109,4 @@ def test_calls_leave_no_arrays_behind(rng: np.random.Generator) -> None:
         gc.collect()
         return len(jax.live_arrays())
 
-    assert alive(10) >= alive(100)
+    assert alive(10) >= alive(30)

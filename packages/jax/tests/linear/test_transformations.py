@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental.compilation_cache import compilation_cache
 
 import octavo
 import octavo_jax
@@ -76,38 +77,48 @@ def test_export_and_back(rng: np.random.Generator) -> None:
     _same(again.call(x, kernel, jnp.asarray(SIZES), dy), STEP(x, kernel, SIZES, dy))
 
 
-PROCESS = """
+PROGRAM = """
 import jax, jax.numpy as jnp, octavo, octavo_jax
-from jax._src import monitoring
+from jax import monitoring
 seen, traces = [], []
-monitoring.register_event_listener(lambda name, **_: seen.append(name.rsplit("/", 1)[-1]))
+def note(name, **_):
+    seen.append(name.rsplit("/", 1)[-1])
 x, kernel, sizes = jnp.ones((24, 32)), jnp.ones((3, 32, 16)), jnp.array([9, 0, 8])
-seen.clear()
 def loss(x, kernel):
     traces.append(x)
     return octavo_jax.grouped_dense(x, kernel, sizes, recipe=octavo.recipe("fp8-current"), backend="BACKEND").sum()
 step = jax.jit(jax.grad(loss, (0, 1)))
+monitoring.register_event_listener(note)
 for _ in range(3):
     jax.block_until_ready(step(x, kernel))
-print(seen.count("cache_hits"), seen.count("cache_misses"), len(traces))
-"""
+monitoring.unregister_event_listener(note)
+told = [seen.count("cache_hits"), seen.count("cache_misses"), len(traces)]
+""".replace("BACKEND", BACKEND)
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """By two new processes with one persistent cache and different hash seeds: hits and misses there, and traces."""
-    found, folder = [], tmp_path_factory.mktemp("programs")
-    for seed in ("1", "2"):
-        settings = {
-            "JAX_COMPILATION_CACHE_DIR": str(folder),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-            "PYTHONHASHSEED": seed,
-        }
-        command = [sys.executable, "-c", PROCESS.replace("BACKEND", BACKEND)]
-        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=True)
-        found.append([int(count) for count in done.stdout.split()])
-    return found
+    """By this process and a new one with another hash seed, with one persistent cache: hits, misses, and traces."""
+    folder, here = str(tmp_path_factory.mktemp("programs")), dict[str, Any]()
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    try:
+        for name, value in zip(names, (folder, 0), strict=True):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        exec(PROGRAM, here)
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+    settings = {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PYTHONHASHSEED": "1",
+    }
+    command = [sys.executable, "-c", PROGRAM + "print(*told)"]
+    done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=True)
+    return [here["told"], [int(count) for count in done.stdout.split()]]
 
 
 def test_the_persistent_cache_serves_a_second_process(told: list[list[int]]) -> None:
@@ -119,7 +130,7 @@ def test_the_persistent_cache_serves_a_second_process(told: list[list[int]]) -> 
 
 
 def test_the_first_trace_of_a_process_is_the_last(told: list[list[int]]) -> None:
-    """Importing what a layer needs happens inside the first trace, and changes no key of JAX's caches."""
+    """Importing what a layer needs happens inside a new process's first trace, and changes no key of JAX's caches."""
     assert [traces for *_, traces in told] == [1, 1]
 
 

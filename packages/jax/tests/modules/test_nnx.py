@@ -131,12 +131,12 @@ def _scaled_module(rng: np.random.Generator) -> Any:
     return module
 
 
-@jax.jit
-def _threaded(kernel: Any, state: Any, xs: Any) -> Any:
+@partial(jax.jit, static_argnums=0)
+def _threaded(layer: Callable[..., Any], kernel: Any, state: Any, xs: Any) -> Any:
     def loss(kernel: Any, state: Any) -> Any:
         total: Any = 0.0
         for x in xs:
-            y, state = octavo_jax.grouped_dense(x, kernel, SIZES, recipe=DELAYED, state=state, backend="jax-reference")
+            y, state = layer(x, kernel, SIZES, recipe=DELAYED, state=state, backend="jax-reference")
             total = total + jnp.sum(y[:25] ** 2)
         return total
 
@@ -144,12 +144,19 @@ def _threaded(kernel: Any, state: Any, xs: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", TWICE)
-def test_two_calls_thread_their_state(way: str, x: Any, rng: np.random.Generator) -> None:
+def test_two_calls_thread_their_state(
+    way: str, x: Any, rng: np.random.Generator, recording_layer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A module that is called twice in one differentiated function records what two calls of the function do whose
-    state is threaded, bit for bit; JAX would add up the states, so that scales double."""
+    state is threaded, bit for bit; JAX would add up the states, so that scales double. The layer itself has a part in
+    it where vmap makes one call of them; two in turn are test_delayed_state.py's."""
+    layer = octavo_jax.grouped_dense
+    if way != "nnx.vmap":
+        layer = recording_layer
+        monkeypatch.setattr(grouped, "grouped_dense", layer)
     module = _scaled_module(rng)
     xs = jnp.stack([x, 3 * x])
-    kernel, state = _threaded(module.kernel[...], module.delayed.get_value(), xs)
+    kernel, state = _threaded(layer, module.kernel[...], module.delayed.get_value(), xs)
     step = nnx.jit(nnx.grad(TWICE[way], argnums=nnx.DiffState(0, BOTH)))
     gradients = step(module, xs)
     made = gradients["delayed"].get_value()

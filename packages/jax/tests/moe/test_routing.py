@@ -62,9 +62,9 @@ def test_renormalize_has_an_old_name(rng: np.random.Generator) -> None:
     )
     for call in calls:
         with pytest.warns(DeprecationWarning, match="normalize is called renormalize now") as said:
-            made = call(normalize=False)
+            made = jax.jit(lambda call=call: call(normalize=False))()
         assert [one.filename for one in said] == [__file__]
-        jax.tree.map(np.testing.assert_array_equal, made, call(renormalize=False))
+        jax.tree.map(np.testing.assert_array_equal, made, jax.jit(lambda call=call: call(renormalize=False))())
         with pytest.raises(TypeError, match="both were given; give renormalize alone"):
             call(normalize=False, renormalize=False)
 
@@ -142,10 +142,16 @@ def test_experts_are_in_the_order_of_their_logits(rng: np.random.Generator) -> N
     logits = np.concatenate(
         [np.array([[0.01, near, -3, -4], [0, -200, -300, -150]], np.float32), rng.standard_normal((20, 4)) * 1e-6 + 3]
     ).astype(np.float32)
-    for k in (1, 2):
-        routing = moe.route(jnp.asarray(logits), k)
-        assert np.array_equal(routing.group_sizes, choose_experts(jnp.asarray(logits), k).counts)
-    assert moe.route(jnp.asarray(logits[:2]), 2).group_sizes.tolist() == [2, 1, 0, 1]
+
+    @jax.jit
+    def sizes(logits: Any) -> Any:
+        pairs = [(moe.route(logits, k).group_sizes, choose_experts(logits, k).counts) for k in (1, 2)]
+        return pairs, moe.route(logits[:2], 2).group_sizes
+
+    pairs, of_two = sizes(logits)
+    for routed, chosen in pairs:
+        assert np.array_equal(routed, chosen)
+    assert of_two.tolist() == [2, 1, 0, 1]
 
 
 def test_no_tokens() -> None:
@@ -274,7 +280,7 @@ def test_weights_of_choices_that_are_left_out_have_no_gradient(rng: np.random.Ge
     weights, dy = rng.random((tokens, k)).astype(np.float32), rng.standard_normal((tokens, width)).astype(np.float32)
     total = int((chosen >= 0).sum())
     for limit in (None, total - 2):
-        kept = moe.arrange(chosen, weights, experts, rows=limit)
+        kept = jax.jit(partial(moe.arrange, num_experts=experts, rows=limit))(chosen, weights)
         left_out = np.ones(tokens * k, bool)
         left_out[np.asarray(kept.order)[: int(np.sum(kept.group_sizes))]] = False
         assert np.array_equal(kept.weights, np.where(left_out.reshape(tokens, k), 0, weights))
@@ -298,9 +304,13 @@ def test_weights_of_choices_that_are_left_out_have_no_gradient(rng: np.random.Ge
             )
 
         (of_y,), (of_factors,), routing = gradients(weights)
+
         # weights that no `arrange` has masked
-        _, pull = jax.vjp(lambda own, kept=kept: moe.row_weights(replace(kept, weights=own)), jnp.asarray(weights))
-        assert np.array_equal(pull(jnp.asarray(factors))[0], of_factors)
+        @jax.jit
+        def alone(factors: Any, kept: moe.Routing = kept) -> Any:
+            return jax.vjp(lambda own: moe.row_weights(replace(kept, weights=own)), weights)[1](factors)[0]
+
+        assert np.array_equal(alone(factors), of_factors)
         position = np.asarray(routing.position)
         for token, choice in np.ndindex(tokens, k):
             here = position[token, choice]

@@ -80,15 +80,23 @@ def test_bits_are_the_quantizer_s_of_the_rounded_array(rng: np.random.Generator,
     x, dy, gamma = _rows(rng, 2 * F), _rows(rng, F), rng.standard_normal(F).astype(np.float32)
     probs = jnp.asarray(rng.random(M), jnp.float32)
     how: dict[str, Any] = {"backend": "jax-reference"}
-    _, pull = jax.vjp(lambda x: activate(x, "swiglu", probs=probs), x)
-    wanted = {
-        "act": (
-            activate(x, "swiglu", probs=probs),
-            act_quantize(x, ROW, SIZES, activation="swiglu", probs=probs, **how),
-        ),
-        "dact": (pull(dy)[0], dact_quantize(dy, x, ROW, SIZES, activation="swiglu", probs=probs, **how)),
-        "norm": (normalize(dy, gamma), norm_quantize(dy, gamma, ROW, SIZES, **how)),
-    }
+
+    @jax.jit
+    def functions(x: Any, dy: Any) -> Any:
+        activated, pull = jax.vjp(lambda x: activate(x, "swiglu", probs=probs), x)
+        return {"act": activated, "dact": pull(dy)[0], "norm": normalize(dy, gamma)}
+
+    @jax.jit
+    def fused(x: Any, dy: Any) -> Any:
+        of: dict[str, Any] = {"activation": "swiglu", "probs": probs, **how}
+        return {
+            "act": act_quantize(x, ROW, SIZES, **of),
+            "dact": dact_quantize(dy, x, ROW, SIZES, **of),
+            "norm": norm_quantize(dy, gamma, ROW, SIZES, **how),
+        }
+
+    made = fused(x, dy)
+    wanted = {name: (array, made[name]) for name, array in functions(x, dy).items()}
     for name, (array, (q, extras)) in wanted.items():
         assert np.array_equal(array, extras.activated, equal_nan=True), name
         expected = octavo_numerics.quantize(np.asarray(extras.activated), ROW, SIZES)

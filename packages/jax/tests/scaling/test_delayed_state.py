@@ -81,13 +81,18 @@ def test_update_of_any_amax(algorithm: Any, rng: np.random.Generator) -> None:
     with np.errstate(all="ignore"):
         for margin in (-64, 0, 64):
             recipe = octavo.DelayedScaling(history=3, algorithm=algorithm, margin=margin)
+
+            @jax.jit
+            def step(state: ScalingHistory, amax: Any, recipe: octavo.DelayedScaling = recipe) -> ScalingHistory:
+                state = octavo_jax.record_amax(state, amax)
+                return octavo_jax.update_delayed(DelayedState(state, state, state), recipe).x
+
             state = ScalingHistory(jnp.zeros((3, 64), jnp.float32), jnp.ones(64, jnp.float32))
             expected = _definition(state)
             for _ in range(4):
                 amax = (rng.integers(0, 0x7FA00000, 64) * (rng.random(64) < 0.8)).astype(np.uint32).view(np.float32)
                 amax[rng.permutation(64)[:4]] = np.nan, np.nan, np.inf, 1e-40  # a draw of all bits is hardly ever these
-                state = octavo_jax.record_amax(state, jnp.asarray(amax))
-                state = octavo_jax.update_delayed(DelayedState(state, state, state), recipe).x
+                state = step(state, amax)
                 expected = octavo_numerics.record_amax(expected, amax)
                 expected = octavo_numerics.update_delayed(expected, "e4m3", algorithm=algorithm, margin=margin)
                 assert _equal(state, expected)

@@ -19,6 +19,8 @@ from octavo_jax import DelayedState, ScalingHistory
 from octavo_jax import linen as octavo_linen
 from octavo_jax import nnx as octavo_nnx
 from octavo_jax.linen import STATE_COLLECTION
+from octavo_jax.linen import grouped as linen_grouped
+from octavo_jax.nnx import grouped as nnx_grouped
 
 M, K, G, H = 16, 8, 2, 4
 SIZES = jnp.array([9, 5])
@@ -324,6 +326,16 @@ THREADED: dict[str, Callable[[], DelayedState]] = {
 }
 
 
+@pytest.fixture
+def _quick_modules(way: str, recording_layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer itself in one way that adds up its states, and in one that threads them; else what JAX and Flax do to
+    a state is asked without its arithmetic."""
+    if way not in ("nnx, jax.checkpoint", "nnx, jax.checkpoint of one call"):
+        for module in (linen_grouped, nnx_grouped):
+            monkeypatch.setattr(module, "grouped_dense", recording_layer)
+
+
+@pytest.mark.usefixtures("_quick_modules")
 @pytest.mark.parametrize("way", MODULES)
 def test_modules_whose_states_are_added_up_are_noticed(way: str) -> None:
     """What modules record inside of these is discarded, or each call is in a trace of its own: scales doubled, and
@@ -331,6 +343,7 @@ def test_modules_whose_states_are_added_up_are_noticed(way: str) -> None:
     assert np.isnan(MODULES[way]().x.scale).all()
 
 
+@pytest.mark.usefixtures("_quick_modules")
 @pytest.mark.parametrize("way", THREADED)
 def test_modules_that_thread_their_states_are_none(way: str) -> None:
     """The same transformations as the guide says to write them."""

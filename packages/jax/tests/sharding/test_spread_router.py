@@ -31,7 +31,7 @@ def test_spread_tokens_have_their_choices_and_the_losses_of_all(mesh_of: Any, rn
 
     mesh = mesh_of(dp=4)
     devices = mesh.size
-    choices, losses, gradient = run(logits, (), 2 * devices)
+    choices, losses, gradient = jax.jit(run, static_argnums=(1, 2))(logits, (), 2 * devices)
     whole = jax.shard_map(
         lambda logits: run(logits, "dp", 2), mesh=mesh, in_specs=P("dp"), out_specs=(P("dp"), P(), P("dp"))
     )

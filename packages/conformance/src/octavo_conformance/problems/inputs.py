@@ -109,8 +109,9 @@ def draw(rng: Rng, shape: Sequence[int], dtype: DType, name: str = "gauss", code
     with np.errstate(over="ignore", under="ignore"):
         values = CLASSES[name](rng, shape, code_format, dtype)
         top = _LARGEST[dtype]
-        clipped = np.where(np.isfinite(values), np.clip(values, -top, top), values)
-        return np.asarray(clipped.astype(np.float32).astype(DTYPES[dtype]))
+        if not (np.max(values, initial=0) <= top and np.min(values, initial=0) >= -top):  # NaN among them, too
+            values = np.where(np.isfinite(values), np.clip(values, -top, top), values)
+        return np.asarray(values.astype(np.float32).astype(DTYPES[dtype]))
 
 
 def draw_sizes(rng: Rng, groups: int, rows: int, *, full: bool = False) -> Array:

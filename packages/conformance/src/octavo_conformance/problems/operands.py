@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,7 @@ def draw_problem(
     return Problem(x, w, dy, sizes, bias, scales)
 
 
+@lru_cache(maxsize=16)
 def _magnitudes(groups: int, rows: int, columns: int) -> Array:
     """1 and 1/2 for the blocks of a weight in turns, along every axis. Scales that are powers of two are the same for
     almost all blocks of one variance, and a GEMM that reads another block's, or another expert's, has the same bits.
