@@ -116,7 +116,7 @@ def check_exact(name: str, value: object, shape: tuple[int, ...], dtype: torch.d
 
 def check_norm(norm: object, epsilon: object, x: Tensor, gamma: object, beta: object) -> Norm:
     """`norm`; ValueError unless it names a normalization and the other arguments fit it and x [M, C]."""
-    chosen = one_of("norm", norm, get_args(Norm))
+    chosen: Norm = one_of("norm", norm, get_args(Norm))
     if norm == "rms" and beta is not None:
         raise ValueError("beta was given and RMSNorm has no shift; leave it out, or give norm='layer'")
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0.0 <= epsilon < math.inf:
