@@ -1,4 +1,4 @@
-"""PackedWeight: experts' weights that stay four bits an element, and are expanded for the product that reads them."""
+"""PackedWeight: experts' weights that stay four bits per element, and are expanded for the product that reads them."""
 
 from __future__ import annotations
 
