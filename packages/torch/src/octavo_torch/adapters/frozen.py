@@ -36,7 +36,7 @@ from octavo_torch.adapters.transformers import (
 from octavo_torch.arrays.checks import check_module, check_path
 from octavo_torch.checkpoint.load import load_experts
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.quantized_operands import quantize_own_values
+from octavo_torch.linear.quantize_weight import quantize_own_values
 from octavo_torch.mlp.module import GroupedMLP
 from octavo_torch.mlp.packed_weight import PackedWeight
 

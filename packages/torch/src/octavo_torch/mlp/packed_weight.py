@@ -21,7 +21,7 @@ from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.quantized_operands import quantize_own_values
+from octavo_torch.linear.quantize_weight import quantize_own_values
 
 _BLOCK = 32
 _aten = torch.ops.aten
