@@ -18,9 +18,15 @@ SOURCES = ("**/*.py", "**/*.pyi", "**/*.cpp", "**/*.h", "**/*.cu", "**/*.cuh", "
 # what a release has said, or what was generated, stays as it is
 EXCEPT = re.compile(r"(^|/)(changes/|CHANGELOG|tests/|benchmarks/results/|conftest\.py)")
 
-UNITS = "group|token|row|byte|expert|rank|step|layer|call|tile|thread|microbatch|K-block|word|block|weight|operand|GEMM"
+UNITS = (
+    "group|token|row|byte|expert|rank|step|layer|call|tile|thread|microbatch|K-block|word|block|weight|operand|GEMM|"
+    "kind|scaling|choice|element|process|sentence|operation|GPU|device|column|package|benchmark|launch|panel|matrix"
+)
 COUNTED = r"(?:once|twice|one|two|three|four|eight|\d+)"
-THINGS = "(?:scale|size|amax|byte|bit|word|line|row|code|flag|parameter|matrix|tensor|plan|register|verdict|integer)s?"
+THINGS = (
+    "(?:scale|size|amax|byte|bit|word|line|row|code|flag|parameter|matrix|tensor|plan|register|verdict|integer|recipe|"
+    "quantizer|gather|draw|file)s?"
+)
 VERBS = "is|has|had|was|got|gets|holds|sends|of|that|which|in|reads|does|may|can"
 PER = re.compile(rf"\b(?:{COUNTED}(?: {THINGS})?|{THINGS}) an? (?:{UNITS})\b(?! (?:{VERBS})\b)")
 """'one scale a row', 'once a step': say 'one scale per row', 'once per step'."""

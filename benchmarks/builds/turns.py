@@ -30,7 +30,7 @@ class Call(Protocol):
 
 
 def digest(array: Any) -> list[int]:
-    """Two sums over the words of a tensor of 1, 2 or 4 bytes an element."""
+    """Two sums over the words of a tensor of 1, 2 or 4 bytes per element."""
     import torch
 
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[array.element_size()]

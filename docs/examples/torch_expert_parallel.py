@@ -1,7 +1,7 @@
 """A mixture-of-experts block whose experts are on different ranks, with all_to_all_single between them.
 
     python docs/examples/torch_expert_parallel.py            two processes on this machine's CPU
-    torchrun --nproc-per-node 4 docs/examples/torch_expert_parallel.py     a rank a GPU
+    torchrun --nproc-per-node 4 docs/examples/torch_expert_parallel.py     one rank per GPU
 
 Every rank has its own tokens and its own experts; the router is the same everywhere.
 """

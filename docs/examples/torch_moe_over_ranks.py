@@ -1,7 +1,7 @@
 """A MoE layer whose experts are on different ranks: one module, from tokens to combined tokens.
 
     python docs/examples/torch_moe_over_ranks.py            two processes on this machine's CPU
-    torchrun --nproc-per-node 4 docs/examples/torch_moe_over_ranks.py     a rank a GPU, or with --cpu four processes
+    torchrun --nproc-per-node 4 docs/examples/torch_moe_over_ranks.py     one rank per GPU, or with --cpu four processes
 
 Every rank has its own tokens and its own experts; the router is the same everywhere.
 """

@@ -89,7 +89,7 @@ def codes_shape(
     square: bool = False,
     hadamard: bool = False,
 ) -> tuple[int, ...]:
-    """Shape of one plane's codes, one byte an element; ValueError where the layout is not one of this direction."""
+    """Shape of one plane's codes, one byte per element; ValueError where the layout is not one of this direction."""
     _check(layout, direction, scaling, rows, groups, matrix_rows)
     if layout == NATIVE_COLUMNS:
         return (panel_bound(rows, groups, matrix_rows), cols, PANEL_ROWS // 2 if format == "e2m1" else PANEL_ROWS)

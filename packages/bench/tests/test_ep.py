@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from octavo_bench.ep.benchmark import EpRow, Gathered
 from octavo_bench.ep.nvlink import received_in_a_step
+from octavo_bench.ep.rows import EpRow, Gathered
 from octavo_bench.errors import RunError
 from octavo_bench.harness.shapes import EXPERTS
 from octavo_bench.harness.timing import Times

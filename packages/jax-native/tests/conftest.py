@@ -103,7 +103,7 @@ def sharing(request: pytest.FixtureRequest) -> QuantizerSpec:
 
 
 @pytest.fixture(scope="session", params=["delayed", "current", "row", "block", "mxfp8", "nvfp4-hadamard-stochastic"])
-def one_a_scaling(request: pytest.FixtureRequest) -> QuantizerSpec:
+def one_per_scaling(request: pytest.FixtureRequest) -> QuantizerSpec:
     """One quantizer a scaling."""
     return SPECS[request.param]
 

@@ -64,8 +64,21 @@ def test_grouped_linear_with_gradients(rng: np.random.Generator) -> None:
     assert not torch.equal(scaled.y, plain.y)
 
 
+class LooksBack(torch.autograd.Function):
+    """The identity, whose backward reads its gradient."""
+
+    @staticmethod
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: object, dy: torch.Tensor) -> torch.Tensor:
+        dy.tolist()
+        return dy
+
+
 def test_host_reads_are_named() -> None:
-    """Reads by method, by operator, and inside Octavo's own operators."""
+    """Reads by method, by operator, in a backward, and inside Octavo's own operators."""
     x, sizes = torch.randn(8, 16), torch.tensor([4, 4])
     assert list(BRIDGE.host_reads(lambda x: x * 2 + x.sum(), x)) == []
     assert "Tensor.item" in BRIDGE.host_reads(lambda x: x.sum().item(), x)
@@ -73,6 +86,10 @@ def test_host_reads_are_named() -> None:
     assert any("mask" in name for name in BRIDGE.host_reads(lambda x: x[x > 0], x))
     assert "aten::nonzero" in BRIDGE.host_reads(lambda x: x.nonzero(), x)
     assert "Tensor.__bool__" in BRIDGE.host_reads(lambda x: bool((x > 0).any()), x)
+    for backward in (lambda y, x: y.backward(), torch.autograd.grad):
+        assert "Tensor.tolist" in BRIDGE.host_reads(
+            lambda x, go=backward: go(LooksBack.apply(x).sum(), x), x.clone().requires_grad_()
+        )
     inside = BRIDGE.host_reads(lambda x, s: torch.ops.octavo_torch.bound_sizes(s, 8, x), x, sizes)
     assert "Tensor.tolist" in inside
 

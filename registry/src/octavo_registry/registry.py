@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from octavo import NoBackendError, OctavoError, QuantizerSpec, Recipe
-from octavo.errors import did_you_mean
 from octavo.formats import DType
 from octavo.presets import PRESETS
 from octavo.presets import recipe as core_recipe
@@ -19,8 +18,8 @@ from octavo_registry.discovery import loader
 from octavo_registry.discovery.entry_points import Published, published
 from octavo_registry.discovery.loader import Plugin, PluginRecord
 from octavo_registry.discovery.locks import ForkSafeLock
-from octavo_registry.discovery.misspelt import misspelt
-from octavo_registry.discovery.names import RESERVED, Claim, void_claims
+from octavo_registry.discovery.misspelt import misspelt, undefined_recipes
+from octavo_registry.discovery.names import RESERVED, Claim, claimed_quantizer, void_claims
 from octavo_registry.discovery.records import BackendRecord, backend_records
 from octavo_registry.dispatch.dispatcher import Dispatcher, Names
 from octavo_registry.dispatch.layer_plan import GemmPlan, LayerPlan, QuantizePlan
@@ -285,13 +284,7 @@ class Registry:
     def strange_recipes(self, card: BackendCard) -> tuple[str, ...]:
         """A sentence for each recipe on a card that neither Octavo nor an installed plugin defines."""
         self.recipes()  # those of plugins are known from here on
-        known = sorted(Recipe.kinds())
-        named = sorted({kind for row in card.capabilities for kind in row.recipes} - set(known))
-        return tuple(
-            f"the card of {card.name} names the recipe {kind!r}, which nobody defines"
-            f"{did_you_mean(kind, known) or '; the kinds are ' + ', '.join(known)}"
-            for kind in named
-        )
+        return tuple(undefined_recipes(card))
 
     def strange_names(self, card: BackendCard) -> tuple[str, ...]:
         """`strange_recipes`, and a sentence for each framework or device on a card that is spelled much like one that
@@ -306,14 +299,7 @@ class Registry:
                 for plugin in self._discovered()
                 for card in plugin.quantizers
             ]
-        void = void_claims([claim for claim, _ in claims], {})
-        for position, (claim, card) in enumerate(claims):
-            if claim.name == name:
-                if position in void:
-                    raise OctavoError(f"quantizer {void[position]}")
-                return card.spec
-        known = ", ".join(sorted({claim.name for claim, _ in claims})) or "none; no plugin names one"
-        raise OctavoError(f"quantizer: got {name!r}; known names are {known}")
+        return claimed_quantizer(name, claims)
 
 
 def _value(plugin: Any) -> str:

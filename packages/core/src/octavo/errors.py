@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -30,12 +30,25 @@ class NoBackendError(OctavoError, RuntimeError):
 
 _LONGEST = 80
 _MOST_FIELDS = 5
+_FEW = 3
+
+N = TypeVar("N", bound=str)
 
 
 def shown(value: object) -> str:
     """`repr(value)`, shortened where it is long: a message quotes what was given and stays readable."""
     text = repr(value[: _LONGEST + 1]) if isinstance(value, str | bytes) else repr(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def one_of(argument: str, value: object, names: Sequence[N]) -> N:
+    """`value`, if it is one of `names`; ValueError quotes what `argument` was given and lists them otherwise."""
+    if isinstance(value, str) and value in names:
+        return cast(N, value)
+    given = shown(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+    *others, last = map(repr, names)
+    needed = f"{', '.join(others)} or {last}" if len(names) <= _FEW else f"one of {', '.join(names)}"
+    raise ValueError(f"{argument} is {given}; give {needed}")
 
 
 def printable(value: object) -> str:

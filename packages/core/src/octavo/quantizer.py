@@ -10,6 +10,8 @@ from octavo.formats import Format, ScaleFormat
 from octavo.schema import Schema
 
 Scaling = Literal["delayed", "current", "row", "block", "mxfp8", "nvfp4"]
+ROW_BY_ROW: tuple[Scaling, ...] = ("row", "block", "mxfp8")
+"""The scalings whose scales along rows are each of one row alone."""
 Orientation = Literal["rowwise", "columnwise", "both"]
 Direction = Literal["rowwise", "columnwise"]
 Operand = Literal["x", "w", "dy"]
@@ -165,7 +167,7 @@ class QuantizerSpec(Schema):
     @property
     def independent_rows(self) -> bool:
         """True where a row's codes and scales depend on that row alone, and not on its place among other rows."""
-        return self.scaling in ("row", "block", "mxfp8") and not (self.square or self.stochastic)
+        return self.scaling in ROW_BY_ROW and not (self.square or self.stochastic)
 
     def square_in(self, direction: Direction) -> bool:
         """True where a scale of the data of this direction covers a square block."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class NativeBackend(Backend):
     """Serves what its card admits, where octavo-native has kernels for the device.
 
-    Making one registers the kernels with XLA, once a process, unless they do not go with the JAX that is installed.
+    Making one registers the kernels with XLA, once per process, unless they do not go with the JAX that is installed.
     """
 
     def __init__(self) -> None:

@@ -30,28 +30,32 @@ def _text(function: Any, *arguments: Any, platform: str = "cuda") -> str:
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])
-def test_targets_and_attributes(one_a_scaling: QuantizerSpec, platform: str) -> None:
+def test_targets_and_attributes(one_per_scaling: QuantizerSpec, platform: str) -> None:
     """One plan, one quantize call with both planes, one dequantize call; nothing of the host in between."""
-    arguments: dict[str, Any] = {"seed": 5} if one_a_scaling.stochastic else {}
-    if one_a_scaling.scaling == "delayed":
+    arguments: dict[str, Any] = {"seed": 5} if one_per_scaling.stochastic else {}
+    if one_per_scaling.scaling == "delayed":
         arguments["scale"] = jnp.ones(G)
 
     def run(x: Array, sizes: Array) -> tuple[Any, Array]:
-        q = octavo_jax.quantize(x, one_a_scaling, sizes, backend="jax-native", **arguments)
+        q = octavo_jax.quantize(x, one_per_scaling, sizes, backend="jax-native", **arguments)
         return jax.tree.leaves(q), octavo_jax.dequantize(q, backend="jax-native")
 
     text = _text(run, jnp.ones((M, K), jnp.bfloat16), jnp.zeros(G, jnp.int32), platform=platform)
-    target = f"@octavo_quantize_{one_a_scaling.scaling}("
+    target = f"@octavo_quantize_{one_per_scaling.scaling}("
     assert text.count(f"custom_call {target}") == 1
     assert text.count("custom_call @octavo_dequantize(") == 1
     (call,) = (line for line in text.splitlines() if f"custom_call {target}" in line)
     names = {"x", "plan"}
-    if one_a_scaling.stochastic:
+    if one_per_scaling.stochastic:
         names |= {"seed", "group_offset"}
-    if one_a_scaling.scaling == "delayed":
+    if one_per_scaling.scaling == "delayed":
         names |= {"encode_scales"}
     assert set(call.split('operands = "')[1].split('"')[0].split(",")) == names
-    for attribute in (f"groups = {G} : i64", f"hadamard = {str(one_a_scaling.hadamard).lower()}", "amax_epsilon = 0.0"):
+    for attribute in (
+        f"groups = {G} : i64",
+        f"hadamard = {str(one_per_scaling.hadamard).lower()}",
+        "amax_epsilon = 0.0",
+    ):
         assert attribute in call, attribute
     assert "has_side_effect = true" not in text
     assert "callback" not in text

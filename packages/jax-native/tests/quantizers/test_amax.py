@@ -23,11 +23,11 @@ SIZES = np.array([20, 0, 30], np.int32)
 
 
 def test_the_quantizers_amax(
-    one_a_scaling: QuantizerSpec, rng: Any, arguments_for: Any, same_bits: Any, same_tensor: Any, as_definition: Any
+    one_per_scaling: QuantizerSpec, rng: Any, arguments_for: Any, same_bits: Any, same_tensor: Any, as_definition: Any
 ) -> None:
     """max |x| of each group beside the same codes; NaN where a group holds one, 0 where it is empty, nothing of the
     NaN tail; of stacked matrices likewise."""
-    spec = one_a_scaling
+    spec = one_per_scaling
     x = rng.standard_normal((M, K)).astype(np.float32)
     x[22, 3], x[50:] = np.nan, np.nan
     request = Request("quantize", "jax", "cpu", "float32", "float32", quantizer=spec)

@@ -56,10 +56,10 @@ def test_only_subnormals(spec: QuantizerSpec, rng: Any, arguments_for: Any, same
 
 @pytest.mark.parametrize("shape", [(0, 64), (5, 0), (1, 1), (3, 7)])
 def test_tiny_and_empty_operands(
-    one_a_scaling: QuantizerSpec, shape: tuple[int, int], rng: Any, rows_of: Any, arguments_for: Any, same_tensor: Any
+    one_per_scaling: QuantizerSpec, shape: tuple[int, int], rng: Any, rows_of: Any, arguments_for: Any, same_tensor: Any
 ) -> None:
     """No rows or no columns: XLA's empty buffers may have no address, and group scales are made all the same."""
-    spec, sizes = one_a_scaling, np.array([0, shape[0], 0], np.int32)
+    spec, sizes = one_per_scaling, np.array([0, shape[0], 0], np.int32)
     x, arguments = rows_of(rng, shape), arguments_for(spec, rng, 3)
     q = octavo_jax.quantize(x, spec, jnp.asarray(sizes), backend=BACKEND, **arguments)
     same_tensor(q, octavo_numerics.quantize(x, spec, sizes, **arguments))

@@ -110,26 +110,26 @@ def test_wrong_sizes_write_nothing_out_of_bounds(rng: Any, rows_of: Any, same_bi
         same_bits(codes[:100], right, str(sizes))
 
 
-def test_the_compiled_program_copies_nothing_to_the_host(one_a_scaling: QuantizerSpec) -> None:
+def test_the_compiled_program_copies_nothing_to_the_host(one_per_scaling: QuantizerSpec) -> None:
     """No host memory, callback, outfeed or send in the optimized HLO: sizes stay on the device."""
-    arguments: dict[str, Any] = {"seed": 5} if one_a_scaling.stochastic else {}
-    if one_a_scaling.scaling == "delayed":
+    arguments: dict[str, Any] = {"seed": 5} if one_per_scaling.stochastic else {}
+    if one_per_scaling.scaling == "delayed":
         arguments["scale"] = jnp.ones(G)
-    run = jax.jit(lambda x, s: octavo_jax.quantize(x, one_a_scaling, s, backend=BACKEND, **arguments))
+    run = jax.jit(lambda x, s: octavo_jax.quantize(x, one_per_scaling, s, backend=BACKEND, **arguments))
     text = run.lower(jnp.ones((M, K), jnp.bfloat16), jnp.zeros(G, jnp.int32)).compile().as_text()
-    assert f'custom_call_target="octavo_quantize_{one_a_scaling.scaling}"' in text
+    assert f'custom_call_target="octavo_quantize_{one_per_scaling.scaling}"' in text
     for word in ("S(5)", "copy-start", "outfeed", "callback", "send("):
         assert word not in text, word
 
 
 def test_repeats_are_equal(
-    one_a_scaling: QuantizerSpec, rng: Any, rows_of: Any, sizes_of: Any, arguments_for: Any, same_bits: Any
+    one_per_scaling: QuantizerSpec, rng: Any, rows_of: Any, sizes_of: Any, arguments_for: Any, same_bits: Any
 ) -> None:
     """A hundred runs without a wait in between, byte for byte (faults.md 22, 30, 33)."""
     sizes = sizes_of(rng, G, M)
-    x, arguments = rows_of(rng, (M, K), "bfloat16"), arguments_for(one_a_scaling, rng, G)
+    x, arguments = rows_of(rng, (M, K), "bfloat16"), arguments_for(one_per_scaling, rng, G)
     used = int(sizes.sum())
-    runs = [_quantized(x, one_a_scaling, sizes, **arguments) for _ in range(100)]
+    runs = [_quantized(x, one_per_scaling, sizes, **arguments) for _ in range(100)]
     first = np.asarray(runs[0].rowwise)[:used]
     for q in runs[1:]:
         same_bits(np.asarray(q.rowwise)[:used], first, "row codes of a later run")

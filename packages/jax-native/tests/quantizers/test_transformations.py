@@ -55,7 +55,7 @@ def same_planes(same_bits: Any, as_definition: Any) -> Callable[[GroupedTensor, 
 
 
 def test_jit_with_traced_sizes_seed_and_offset(
-    one_a_scaling: QuantizerSpec, rng: Any, rows_of: Any, sizes_of: Any, arguments_for: Any, same_planes: Any
+    one_per_scaling: QuantizerSpec, rng: Any, rows_of: Any, sizes_of: Any, arguments_for: Any, same_planes: Any
 ) -> None:
     """One compilation serves every size vector, seed, offset and scale (faults.md 36: changed splits are seen)."""
     traces = 0
@@ -64,15 +64,15 @@ def test_jit_with_traced_sizes_seed_and_offset(
     def run(x: Array, sizes: Array, arguments: dict[str, Array]) -> GroupedTensor:
         nonlocal traces
         traces += 1
-        return _quantize(x, one_a_scaling, sizes, **arguments)
+        return _quantize(x, one_per_scaling, sizes, **arguments)
 
     for _ in range(3):
         x, sizes = rows_of(rng, (M, K)), sizes_of(rng, G, M)
-        arguments = arguments_for(one_a_scaling, rng, G)
+        arguments = arguments_for(one_per_scaling, rng, G)
         arguments = {k: v % (1 << 31) if k != "scale" else v for k, v in arguments.items()}
         traced = {k: jnp.asarray(v, jnp.uint32 if k == "group_offset" else None) for k, v in arguments.items()}
         q = run(jnp.asarray(x), jnp.asarray(sizes), traced)
-        same_planes(q, _quantize(x, one_a_scaling, jnp.asarray(sizes), **arguments))
+        same_planes(q, _quantize(x, one_per_scaling, jnp.asarray(sizes), **arguments))
     assert traces == 1
 
 
@@ -91,15 +91,15 @@ def test_sizes_of_any_integer_type(dtype: str, rng: Any, rows_of: Any, same_plan
 
 
 def test_vmap_over_operands_and_over_sizes(
-    one_a_scaling: QuantizerSpec, rng: Any, rows_of: Any, sizes_of: Any, arguments_for: Any, same_bits: Any
+    one_per_scaling: QuantizerSpec, rng: Any, rows_of: Any, sizes_of: Any, arguments_for: Any, same_bits: Any
 ) -> None:
     """A batch of calls, one after the other; sizes in the batch or shared."""
-    arguments = arguments_for(one_a_scaling, rng, G)
+    arguments = arguments_for(one_per_scaling, rng, G)
     x = jnp.asarray(rows_of(rng, (3, M, K)))
     sizes = jnp.asarray(np.stack([sizes_of(rng, G, M) for _ in range(3)]))
 
     def run(x: Array, sizes: Array) -> list[Array]:
-        q = _quantize(x, one_a_scaling, sizes, **arguments)
+        q = _quantize(x, one_per_scaling, sizes, **arguments)
         return [octavo_jax.dequantize(q, d, backend="jax-native") for d in ("rowwise", "columnwise")]
 
     one_call = jax.jit(run)

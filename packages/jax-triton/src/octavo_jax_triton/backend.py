@@ -21,13 +21,12 @@ from octavo_registry.contract import (
     BoundWgrad,
     DequantizeRequest,
     GemmRequest,
-    PlanesRequest,
     QuantizeRequest,
     Refused,
     gemm_form,
 )
 from octavo_triton.kernels.device import INTERPRETED
-from octavo_triton.layouts import MOST_GROUPS, SQUARE_COLUMNS, layout_refusal
+from octavo_triton.layouts import kernels_refusal
 from octavo_triton.products.spec import chip_of, layouts_of
 
 
@@ -53,13 +52,7 @@ class TritonBackend(Backend):
 
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
         """More groups than one program can sum; square blocks of columns of x; layouts that no quantizer here makes."""
-        if request.groups is not None and request.groups > MOST_GROUPS:
-            return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
-        if request.square_columns:
-            return SQUARE_COLUMNS
-        if isinstance(request, PlanesRequest):
-            return layout_refusal(request.quantizer, request.layouts)
-        return None
+        return kernels_refusal(request.groups, request.square_columns, request.quantizer, request.layouts)
 
     def bind(self, request: AnyRequest) -> AnyBound:
         """The jitted function for `request`."""

@@ -124,7 +124,7 @@ def test_a_balance_loss_of_choices_that_are_nobodys(share: str, given: Given) ->
     [
         ({"mask": np.ones(T, np.float32)}, r"mask has shape \[24\] and dtype float32.*; give bool \[24\], False for"),
         ({"mask": np.ones((T, 1), bool)}, r"mask has shape \[24, 1\] .*; give bool \[24\]"),
-        ({"score": "tanh"}, "score is 'tanh'; give one of softmax, sigmoid, sqrtsoftplus"),
+        ({"score": "tanh"}, "score is 'tanh'; give 'softmax', 'sigmoid' or 'sqrtsoftplus'"),
         ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
         ({"scale": float("nan")}, "scale is nan; give a finite number"),
         ({"choice_bias": np.zeros(3)}, r"choice_bias has shape \[3\]; give \[8\], one number per expert"),

@@ -288,7 +288,7 @@ def test_messages() -> None:
     p = {"x": jnp.zeros((4, 8)), "router": jnp.zeros((8, 2)), "wi": jnp.zeros((2, 8, 8)), "wo": jnp.zeros((2, 4, 8))}
     with pytest.raises(ValueError, match="form is 'slim'; give one of keep_all, standard, lean, recompute"):
         moe.moe_mlp(**p, k=1, recipe=None, form="slim")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match='weight_codes is True; give "keep" or "remake"'):
+    with pytest.raises(ValueError, match="weight_codes is True; give 'keep' or 'remake'"):
         moe.moe_mlp(**p, k=1, recipe=None, weight_codes=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shape is a tuple; give an octavo_jax\.MoeShape"):
         bytes_kept(None, (1, 2, 3))  # type: ignore[arg-type]

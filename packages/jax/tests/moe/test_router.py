@@ -208,7 +208,7 @@ def test_router_says_what_does_not_fit() -> None:
         ({"k": True}, "k is True; give an integer of at least 1"),
         ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
         ({"groups": 4, "k": 3}, "k is 3 and a token has 2 experts to choose from, as groups is 4 and kept_groups 1"),
-        ({"score": "tanh"}, "score is 'tanh'; give one of softmax, sigmoid, sqrtsoftplus"),
+        ({"score": "tanh"}, "score is 'tanh'; give 'softmax', 'sigmoid' or 'sqrtsoftplus'"),
         ({"bias": jnp.zeros(7)}, r"bias has shape \[7\]; give \[8\]"),
         ({"bias": jnp.zeros(8, jnp.int32)}, "bias has dtype int32"),
         ({"replay": jnp.zeros((4, 1), jnp.int32)}, r"replay has shape \[4, 1\] and k is 2; give \[4, 2\]"),

@@ -14,9 +14,9 @@ from moe_cases import BACKEND, E
 
 import octavo
 import octavo_numerics
+from octavo.payload import payload_spec
 from octavo_jax import moe
 from octavo_jax.moe.exchange import TokenExchange, everywhere, home
-from octavo_jax.moe.payload import payload_spec
 from octavo_jax.moe.ragged_exchange import slices
 
 MESH = {"ep": 4}

@@ -26,7 +26,6 @@ from octavo_registry.contract import (
     GemmRequest,
     MoveRequest,
     Op,
-    PlanesRequest,
     QuantizeRequest,
     Refused,
     gemm_form,
@@ -37,7 +36,7 @@ from octavo_torch_triton.gemm.gemm import Dgrad, Fprop, Wgrad
 from octavo_torch_triton.moves import operators as moves
 from octavo_torch_triton.quantizers.quantizer import Dequantizer, Quantizer, converted
 from octavo_triton.kernels.device import INTERPRETED
-from octavo_triton.layouts import MOST_GROUPS, SQUARE_COLUMNS, layout_refusal
+from octavo_triton.layouts import kernels_refusal
 from octavo_triton.products.spec import chip_of, layouts_of
 
 _MOVES: Mapping[Op, AnyBoundMove] = {
@@ -71,13 +70,7 @@ class TritonBackend(Backend):
 
     def refuses_everywhere(self, request: AnyRequest) -> str | None:
         """More groups than one program can sum; square blocks of columns of x; layouts that no quantizer here makes."""
-        if request.groups is not None and request.groups > MOST_GROUPS:
-            return f"groups is {request.groups}, and its kernels index up to {MOST_GROUPS}"
-        if request.square_columns:
-            return SQUARE_COLUMNS
-        if isinstance(request, PlanesRequest):
-            return layout_refusal(request.quantizer, request.layouts)
-        return None
+        return kernels_refusal(request.groups, request.square_columns, request.quantizer, request.layouts)
 
     def bind(self, request: AnyRequest) -> AnyBound:
         """The function for `request.op`."""

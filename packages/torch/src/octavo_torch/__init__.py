@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from octavo_torch.linear.coded_weight import CodedWeight
     from octavo_torch.linear.functional import grouped_linear, grouped_mm
     from octavo_torch.linear.module import GroupedLinear
+    from octavo_torch.linear.quantize_input import quantize_input
+    from octavo_torch.linear.quantize_weight import quantize_weight
     from octavo_torch.linear.quantized_input import QuantizedInput
-    from octavo_torch.linear.quantized_operands import quantize_input, quantize_weight
     from octavo_torch.linear.quantized_output import grouped_linear_quantized
     from octavo_torch.linear.weights import QuantizedWeight
     from octavo_torch.lora.attach import add_lora, merge_lora
@@ -192,7 +193,8 @@ _DEFINING_MODULES = (
     "moe.router.choosing",
     "moe.router.losses",
     "linear.quantized_input",
-    "linear.quantized_operands",
+    "linear.quantize_input",
+    "linear.quantize_weight",
     "linear.quantized_output",
     "quantizers.extras",
     "quantizers.functional",

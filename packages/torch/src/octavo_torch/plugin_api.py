@@ -82,7 +82,7 @@ from octavo_torch.compiler.graphs import record as record_graph
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.status import status_word
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.linear.quantized_operands import quantize_weight
+from octavo_torch.linear.quantize_weight import quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.memo import Bounded
 from octavo_torch.moe.rows.operators import CHOOSE_OPERATORS, MOVE_OPERATORS, rule_from, rule_text

@@ -13,9 +13,9 @@ from torch import Tensor
 import octavo_numerics
 from experts_work.problems import ROUTINGS, C, E, differences, draw, group_of, rows_of, run, shared, states_of
 from octavo import Recipe
+from octavo.payload import payload_spec
 from octavo_torch import Exchange, dequantize, quantize
 from octavo_torch.bridge import BRIDGE
-from octavo_torch.moe.parallel.options import payload_spec
 
 
 def decoded(values: Tensor, payload: Recipe, operand: Any) -> Tensor:

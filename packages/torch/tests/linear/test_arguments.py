@@ -83,6 +83,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         linear(recipe=DelayedScaling(history=4), state=DelayedState.create(DelayedScaling(history=5), 2)),
         "history=5 and the call's recipe has 4",
     ),
+    "sizes on another device": (
+        lambda: grouped_linear(X, W, torch.tensor([4, 4], device="meta"), recipe=None),
+        "group_sizes is on meta and x on cpu; move group_sizes to the CPU$",
+    ),
     "group_offset past 32 bits": (
         linear(group_offset=(1 << 32) - 1),
         r"group_offset is 4294967295 with 2 groups, whose numbers are 0 to .*; give a number from 0 to 2\^32 - 2",

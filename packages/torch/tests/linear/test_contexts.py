@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -121,6 +122,23 @@ def test_autocast_casts_rows_and_weights(name: str, rng: np.random.Generator) ->
         grads = [leaf.grad, *(value.grad for part in (params, weights) for value in part.values())]
         assert all(value is not None and value.dtype is torch.float32 for value in grads)
         results.append([y.detach(), *grads])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("way", ["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("name", ["bf16", "fp8-block", "fp8-delayed", "nvfp4"])
+def test_what_is_run_again_is_in_autocast(name: str, way: str, rng: np.random.Generator) -> None:
+    """A backward outside of autocast runs the forward again as it ran inside: gradients, amax histories and seeds are
+    those of a run without checkpointing (faults.md 42)."""
+    layer, x, results = layer_of(name), torch.randn(M, K), []
+    for call, _ in (WAYS["plain"], WAYS[way]):
+        again, leaf = copy.deepcopy(layer), x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = call(again, leaf)
+        assert y.dtype is torch.bfloat16
+        y.float().square().sum().backward()
+        grads = [leaf.grad, *(parameter.grad for parameter in again.parameters())]
+        results.append([y.detach(), *grads, *again.buffers()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

@@ -234,7 +234,7 @@ def test_messages(rng: np.random.Generator) -> None:
     given = {name: value.detach() for name, value in given.items()}
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"form": "slim"}, "form is 'slim'; give one of keep_all, standard, lean, recompute"),
-        ({"weight_codes": True}, 'weight_codes is True; give "keep" or "remake"'),
+        ({"weight_codes": True}, "weight_codes is True; give 'keep' or 'remake'"),
         ({"choices": choices.float()}, r"choices is float32 \[37, 3\]; give integers \[T, k\]"),
         ({"choices": choices[1:]}, r"choices has shape \[36, 3\] and x \[37, 64\]"),
         ({"weights": given["weights"][:, 1:]}, r"weights is float32 \[37, 2\]; give \[37, 3\]"),

@@ -151,7 +151,7 @@ def test_router_says_what_does_not_fit() -> None:
         ({"k": 9}, "k is 9 and a token has 8 of 8 experts"),
         ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
         ({"groups": 4, "k": 3}, "k is 3 and a token has 2 of 8 experts to choose from, as groups is 4"),
-        ({"score": "tanh"}, "score is 'tanh'; give one of softmax, sigmoid, sqrtsoftplus"),
+        ({"score": "tanh"}, "score is 'tanh'; give 'softmax', 'sigmoid' or 'sqrtsoftplus'"),
         ({"bias": torch.zeros(7)}, r"bias is float32 \[7\]; give \[8\]"),
         ({"replay": torch.zeros(4, 1, dtype=torch.int64)}, r"replay has shape \[4, 1\] and k is 2; give \[4, 2\]"),
         ({"logits": logits.long()}, r"logits is int64 \[4, 8\]; give \[T, E\]"),

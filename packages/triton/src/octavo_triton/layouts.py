@@ -86,7 +86,7 @@ def turned_layout(layout: GroupedTensorSpec, columnwise: str) -> GroupedTensorSp
     return GroupedTensorSpec(**{**dict(layout), "columnwise_layout": columnwise})
 
 
-SQUARE_COLUMNS = "square_columns gives 128 columns of x one scale, and its kernels write and read one for each column"
+_SQUARE_COLUMNS = "square_columns gives 128 columns of x one scale, and its kernels write and read one for each column"
 
 
 def layout_refusal(spec: QuantizerSpec, layouts: tuple[str, str]) -> str | None:
@@ -108,3 +108,17 @@ def pattern(value: float) -> int:
 def kernels_scaling(spec: QuantizerSpec) -> str:
     """How kernels.operands finds a scale: "group" for one per group, whatever it was computed from."""
     return "group" if spec.scaling in ("delayed", "current") else spec.scaling
+
+
+def kernels_refusal(
+    groups: int | None, square_columns: bool, quantizer: QuantizerSpec | None, layouts: tuple[str, str]
+) -> str | None:
+    """Why no kernel here serves an operation, on whatever machine; None where one does.
+
+    groups, square_columns, quantizer, layouts   those of the octavo_registry request; None: any, or not quantized
+    """
+    if groups is not None and groups > MOST_GROUPS:
+        return f"groups is {groups}, and its kernels index up to {MOST_GROUPS}"
+    if square_columns:
+        return _SQUARE_COLUMNS
+    return None if quantizer is None else layout_refusal(quantizer, layouts)

@@ -29,7 +29,7 @@ class Note:
 def _lines(function: Any) -> tuple[str, ...]:
     lines = tuple(function())
     if not all(isinstance(line, str) for line in lines):
-        raise TypeError(f"{function!r} gave {lines!r}; a function of {GROUP} returns strings, one a sentence")
+        raise TypeError(f"{function!r} gave {lines!r}; a function of {GROUP} returns strings, each one sentence")
     return lines
 
 

@@ -1,9 +1,10 @@
-"""Names on a card that look like misspelt ones: nothing asks for them, and nobody would be told."""
+"""Names on a card that nobody has or that look misspelt: nothing asks for them, and nobody would be told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from octavo import Recipe
 from octavo.errors import did_you_mean
 from octavo_registry.contract.cards import BackendCard
 from octavo_registry.discovery.bridges import framework_names
@@ -23,3 +24,11 @@ def misspelt(card: BackendCard) -> Iterator[str]:
         meant = _DEVICES.get(name.lower(), name)  # an xpu is no misspelt cpu
         if meant != name:
             yield f"the card of {card.name} names the device {name!r}; did you mean {meant}?"
+
+
+def undefined_recipes(card: BackendCard) -> Iterator[str]:
+    """A sentence for each recipe on `card` that neither Octavo nor a plugin that has been loaded defines."""
+    known = sorted(Recipe.kinds())
+    for kind in sorted({kind for row in card.capabilities for kind in row.recipes} - set(known)):
+        hint = did_you_mean(kind, known) or f"; the kinds are {', '.join(known)}"
+        yield f"the card of {card.name} names the recipe {kind!r}, which nobody defines{hint}"

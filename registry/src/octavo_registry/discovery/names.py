@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from octavo import OctavoError, QuantizerSpec
+from octavo_registry.contract.cards import QuantizerCard
+
 RESERVED: Mapping[str, str] = MappingProxyType(
     {
         "torch-reference": "octavo-torch",
@@ -61,3 +64,15 @@ def void_claims(claims: Sequence[Claim], reserved: Mapping[str, str] = RESERVED)
             all_claimants = " and ".join(sorted([claim.claimant, *rivals]))
             void[position] = f"{claim.name!r} is claimed by {all_claimants}; none runs until one is left"
     return void
+
+
+def claimed_quantizer(name: str, claims: Sequence[tuple[Claim, QuantizerCard]]) -> QuantizerSpec:
+    """The quantizer that one plugin calls `name`; OctavoError where several do, or none."""
+    void = void_claims([claim for claim, _ in claims], {})
+    for position, (claim, card) in enumerate(claims):
+        if claim.name == name:
+            if position in void:
+                raise OctavoError(f"quantizer {void[position]}")
+            return card.spec
+    known = ", ".join(sorted({claim.name for claim, _ in claims})) or "none; no plugin names one"
+    raise OctavoError(f"quantizer: got {name!r}; known names are {known}")

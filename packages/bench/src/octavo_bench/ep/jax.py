@@ -11,10 +11,12 @@ from functools import partial
 import jax
 
 from octavo import DelayedScaling
-from octavo_bench.ep.benchmark import PAYLOADS, EpOptions, EpRow, Gathered
+from octavo.quantizer import ROW_BY_ROW
 from octavo_bench.ep.block import Block, compiled_step, draw_block, received_bytes
 from octavo_bench.ep.gathers import LAYERS, gathered_bytes, gathering_step
 from octavo_bench.ep.nvlink import received_in_a_step
+from octavo_bench.ep.options import EpOptions
+from octavo_bench.ep.rows import EpRow, Gathered
 from octavo_bench.errors import InputError
 from octavo_bench.harness.engine.jax import JaxEngine
 from octavo_bench.harness.problem import backends_of, layer_plan
@@ -79,7 +81,7 @@ def _cases(options: EpOptions, devices: int) -> Iterator[_Case]:
             continue
         for way in options.chosen_ways:
             yield _Case(kind, devices, way)
-            if family_of(kind) in PAYLOADS:
+            if family_of(kind) in ROW_BY_ROW:
                 yield _Case(kind, devices, way, payload=True)
 
 

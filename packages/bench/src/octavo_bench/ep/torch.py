@@ -22,9 +22,10 @@ import torch.multiprocessing as mp
 from torch.multiprocessing.spawn import start_processes
 
 from octavo import OctavoError
-from octavo_bench.ep.benchmark import EpOptions, EpRow
+from octavo_bench.ep.options import EpOptions
 from octavo_bench.ep.peers import LIGER, finish
 from octavo_bench.ep.processes import end
+from octavo_bench.ep.rows import EpRow
 from octavo_bench.ep.torch_cases import Asked, Case, Measured, cases_of, in_order
 from octavo_bench.ep.torch_layer import Layer, layer_of, measure
 from octavo_bench.errors import AbsentError, InputError, RunError

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from octavo_bench.ep.benchmark import PAYLOADS, EpOptions
+from octavo.quantizer import ROW_BY_ROW
+from octavo_bench.ep.options import EpOptions
 from octavo_bench.ep.peers import LIGER, TORCH
 from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import family_of
@@ -78,7 +79,7 @@ def cases_of(options: EpOptions, ranks: int) -> Iterator[Case]:
             continue
         for way, route in product(options.chosen_ways, options.chosen_routes):
             yield Case(kind, ranks, way, route)
-            if family_of(kind) in PAYLOADS:
+            if family_of(kind) in ROW_BY_ROW:
                 yield Case(kind, ranks, way, route, payload=True)
         if kind == "bf16" and options.peers:
             yield Case(kind, ranks, peer=TORCH)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS, Gemm
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections, variants
 from octavo_conformance.cards.fused_variants import of_activations, of_gradients, of_norms
 from octavo_conformance.cards.needs import Need
 from octavo_conformance.cards.targets import Target
@@ -167,16 +167,16 @@ def rest(target: Target, op: str, full: bool) -> list[Variant]:
 
 def _selected(full: bool) -> Iterator[tuple[str, str, str]]:
     """What the selection has whatever the card says."""
-    for quantizer in (*variants.ragged(full), *variants.narrow(full)):
+    for quantizer in (*selections.ragged(full), *selections.narrow(full)):
         yield "quantize", quantizer.kind, quantizer.dtype
-    for gemm in variants.gemms(full):
+    for gemm in selections.gemms(full):
         yield str(gemm.gemm), gemm.kind, gemm.dtype
     for op, over in _FUSED.items():
         for fused in over(full):
             yield op, fused.kind, fused.dtype
     for op, dtype in product(MOVES | ROUTERS | OPTIMIZERS, _DTYPES):
         yield op, "high_precision", dtype
-    for quantizer in variants.one_a_scaling(full):
+    for quantizer in selections.one_per_scaling(full):
         yield "dequantize", quantizer.kind, ANY
 
 

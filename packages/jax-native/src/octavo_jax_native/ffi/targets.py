@@ -1,4 +1,4 @@
-"""The kernels as targets of XLA's custom calls: their names, and their registration, once a process."""
+"""The kernels as targets of XLA's custom calls: their names, and their registration, once per process."""
 
 from __future__ import annotations
 

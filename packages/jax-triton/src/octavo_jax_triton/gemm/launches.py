@@ -18,7 +18,7 @@ from octavo_triton.kernels.gemm_rows import rows_times_matrices
 from octavo_triton.layouts import TILE, panels_of, tiles
 from octavo_triton.products.shapes import Shape
 from octavo_triton.products.spec import GemmSpec
-from octavo_triton.products.tiles import BESIDE, Tile, described_tile, tile_of
+from octavo_triton.products.tiles import BESIDE, described_tile, launch_constants, tile_of
 
 
 class Bias(NamedTuple):
@@ -31,20 +31,6 @@ class Bias(NamedTuple):
     def strides(self) -> tuple[int, int, int]:
         """Of groups, columns and scales."""
         return (0, 0, 0) if self.data is None else (self.data.shape[1], 1, 0 if self.scales is None else 1)
-
-
-def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:
-    return {
-        "SCALING": spec.scaling,
-        "A_FORMAT": spec.left_format,
-        "B_FORMAT": spec.right_format,
-        "PRODUCT": spec.product,
-        "COLUMNS": tile.columns,
-        "DEPTH": tile.depth,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-        "enable_fp_fusion": True,
-    }
 
 
 def _by_pointers(spec: GemmSpec) -> dict[str, Any]:
@@ -77,7 +63,7 @@ def rows_by_matrices(
             )  # fmt: skip
             if not target.has_copy_engine:
                 arguments = (a, a_scale, b, *arguments[3:])
-            how = {**shared, **_how(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
+            how = {**shared, **launch_constants(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
             return start(described_rows, (panels * across,), arguments, target, **how)[out.name]
     tile = tile_of(spec)
     # of b [G, J, I], or [G, I, J] in dgrad; or of turned panels [G ceil(I / 128), J, 128]
@@ -90,7 +76,7 @@ def rows_by_matrices(
         *left, *right, bias.data, bias.scales, table, out,
         rows, depth, columns, groups, panels, depth, 1, b_group, b_depth, b_column, *strides,
     )  # fmt: skip
-    how = {**_by_pointers(spec), **shared, **_how(spec, tile), "IN_PANELS": spec.turned}
+    how = {**_by_pointers(spec), **shared, **launch_constants(spec, tile), "IN_PANELS": spec.turned}
     return start(rows_times_matrices, (panels, tiles(columns, tile.columns)), arguments, target, **how)[out.name]
 
 
@@ -119,10 +105,10 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Array
             grid: Shape = (tiles(height) * tiles(width, tile.columns), groups)
             if not target.has_copy_engine:
                 arguments = (a, a_scale, b, *arguments[3:])
-            how = {**shared, **_how(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
+            how = {**shared, **launch_constants(spec, tile), "BESIDE": BESIDE, "POINTERS": not target.has_copy_engine}
             return start(described_columns, grid, arguments, target, **how)[out.name]
     tile = tile_of(spec)
     arguments = (*left, *right, table, out, height, width, groups, a.shape[-1], 1, b.shape[-1], 1, *strides)
-    how = {**_by_pointers(spec), **shared, **_how(spec, tile), "HADAMARD": spec.hadamard}
+    how = {**_by_pointers(spec), **shared, **launch_constants(spec, tile), "HADAMARD": spec.hadamard}
     grid = (tiles(height), tiles(width, tile.columns), groups)
     return start(columns_times_columns, grid, arguments, target, **how)[out.name]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from octavo.errors import one_of
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
@@ -73,9 +74,7 @@ _activate.defvjp(_forward, _backward)
 
 def check_activation(activation: Activation) -> Activation:
     """`activation`; ValueError for an unknown name."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}; it is one of {', '.join(ACTIVATIONS)}")
-    return activation
+    return one_of("activation", activation, ACTIVATIONS)
 
 
 def features(columns: int, activation: Activation, what: str) -> int:

@@ -16,10 +16,11 @@ import numpy as np
 from jax import Array, lax
 
 from octavo import Recipe
+from octavo.payload import payload_spec
 from octavo.quantizer import Operand
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, hashable
-from octavo_jax.moe.payload import payload_spec, sent
+from octavo_jax.moe.payload import sent
 
 Way = Literal["gather", "ragged"]
 WAYS: tuple[Way, ...] = ("gather", "ragged")

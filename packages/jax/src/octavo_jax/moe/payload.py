@@ -7,27 +7,12 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array, lax
 
-from octavo import QuantizerSpec, Recipe
+from octavo import Recipe
+from octavo.payload import payload_spec
 from octavo.quantizer import Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.quantizers.functional import dequantize, quantize
-
-_ROW_BY_ROW = ("row", "block", "mxfp8")
-
-
-def payload_spec(recipe: Recipe, operand: Operand) -> QuantizerSpec:
-    """How the rows of `operand` ("x" or "dy") are quantized for the exchange; ValueError for a recipe that cannot.
-
-    A row must be decoded by itself on another device, so no scale may span rows, and no seed is at hand.
-    """
-    spec = recipe.quantizer(operand, checkpoint_name=None)
-    if spec is None or spec.scaling not in _ROW_BY_ROW or spec.square or spec.stochastic:
-        raise ValueError(
-            f"payload is {recipe.kind!r}, whose {operand} has no scales of single rows; give RowScaling, BlockScaling "
-            "or MXFP8 with every GEMM quantized, or None to send the rows as they are"
-        )
-    return spec.with_orientation("rowwise")
 
 
 def sent(

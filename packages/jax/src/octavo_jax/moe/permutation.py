@@ -74,8 +74,8 @@ def combine(
     rows = as_array("rows", rows)
     check_routing(routing)
     if rows.ndim != 2:
-        raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row a choice")
-    _check_first(rows, routing.order.shape[0], "rows", "one row a choice")
+        raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row per choice")
+    _check_first(rows, routing.order.shape[0], "rows", "one row per choice")
     check_whole("combine", leading=1, rows=rows)
     arrays = rows, routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
     rows, weights, *where = varying_alike(as_jax(arrays))
@@ -132,7 +132,7 @@ def weighted_sum(rows: Array, weights: Array, position: Array, end: Array, dtype
 # the next, because compilers contract products with sums.
 @partial(jax.jit, static_argnames="dtype")
 def _sum_of_choices(rows: Array, position: Array, end: Array, *, dtype: DTypeLike) -> Array:
-    """One gather a choice and a fixed order of sums, which a reduction would be free to choose."""
+    """One gather per choice and a fixed order of sums, which a reduction would be free to choose."""
     (rows,) = barrier(rows)
     parts = [row_of(rows, position[:, j], end) for j in range(position.shape[1])]
     (total,) = barrier(sum(parts[1:], start=parts[0]).astype(dtype))

@@ -62,6 +62,16 @@ class Blocks(NamedTuple):
         """Arrays with the leading axes, from one part per block, in order."""
         return _stacked(parts, self.lead)
 
+    def added(self, each: Sequence[Array]) -> Array:
+        """[E * G, ...] from [G, ...] of each block, in order: the data blocks of an expert block are added up."""
+        totals: list[Array] = []
+        for number, sums in enumerate(each):
+            if number % self.data == 0:
+                totals.append(sums)
+            else:
+                totals[-1] = totals[-1] + sums
+        return jnp.concatenate(totals)
+
     def first_group(self, offset: Array | np.uint32, block: Block, groups: int) -> Array | np.uint32:
         """The number of the block's first group: blocks count with F outside and E inside, over the whole mesh."""
         experts, first_e = self._position("e", self.experts)

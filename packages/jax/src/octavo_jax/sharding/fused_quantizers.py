@@ -100,7 +100,7 @@ def fused_rows(
                 amaxes[block.e].append(amax)
         joined = {name: blocks.join(by_name[name]) for name in extra_names if name in _ROWS}
         if "dbias" in by_name:
-            joined["dbias"] = _over_data(placement, blocks, by_name["dbias"])
+            joined["dbias"] = summed(placement, blocks.added(by_name["dbias"]), placement.data)
         if scale is not None:
             joined["amax"] = jnp.concatenate([recorded(each, placement.data) for each in amaxes])
         return blocks.join(parts), joined
@@ -119,14 +119,3 @@ def fused_rows(
         (specs.quantized_rows(placement, form, column), {name: known[name] for name in names}),
     )
     return replace(planes.shared(q), group_sizes=group_sizes), Extras(**extras)
-
-
-def _over_data(placement: Placement, blocks: Blocks, each: list[Array]) -> Array:
-    """[E * G, C] from [G, C] of each block, in order: summed over data blocks, here and on the mesh."""
-    totals: list[Array] = []
-    for number, sums in enumerate(each):
-        if number % blocks.data == 0:
-            totals.append(sums)
-        else:
-            totals[-1] = totals[-1] + sums
-    return summed(placement, jnp.concatenate(totals), placement.data)

@@ -165,15 +165,11 @@ def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any, s
 
     def local(dy: Array, sizes: Array, scales: Array | None) -> Array:
         blocks = Blocks.of(placement, sizes)
-        totals: list[Array] = []
+        each = []
         for block in blocks:
             factors = None if scales is None else blocks.take(scales, block)
-            sums = group_sums(blocks.take(dy, block), blocks.take(sizes, block), factors)
-            if block.f == 0:
-                totals.append(sums)
-            else:
-                totals[-1] = totals[-1] + sums
-        return summed(placement, jnp.concatenate(totals), placement.data).astype(dtype)
+            each.append(group_sums(blocks.take(dy, block), blocks.take(sizes, block), factors))
+        return summed(placement, blocks.added(each), placement.data).astype(dtype)
 
     result: Array = run(
         placement,

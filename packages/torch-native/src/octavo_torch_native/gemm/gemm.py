@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,13 +11,12 @@ from torch import Tensor
 from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
-from octavo.recipe_base import Gemm
-from octavo_native.gathering import tokens_refusal
-from octavo_registry.contract import WEIGHT_SHAPES, TokenRows, Weight, gemm_form
+from octavo_registry.contract import TokenRows, Weight
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.arrays.layouts import layout_of
 from octavo_torch_native.gemm import operators as gemm_operators
+from octavo_torch_native.gemm.checks import OperandChecks
 from octavo_torch_native.gemm.operands import (
     NOT_GATHERED,
     OperandPair,
@@ -28,13 +26,13 @@ from octavo_torch_native.gemm.operands import (
     native_planes,
 )
 from octavo_torch_native.gemm.spec import GemmSpec, Tokens, gemm_text, quantized_gemm
-from octavo_torch_native.quantizers.planes import check_plane, plane_sizes
+from octavo_torch_native.quantizers.planes import plane_sizes
 
 GroupSizes = Tensor | GroupIndex
 Rows = GroupedTensor | Tensor | TokenRows[Tensor]
 
 
-class GroupedGemm:
+class GroupedGemm(OperandChecks):
     """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
     Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. The rows of one
@@ -43,8 +41,6 @@ class GroupedGemm:
     place is used as it is. With weight "kn" w and dw are [G, K, N]: see octavo_registry.contract.weights, and n and k
     below are the kernels'.
     """
-
-    gemm: ClassVar[Gemm]
 
     def __init__(
         self,
@@ -55,9 +51,7 @@ class GroupedGemm:
         ctas: int = 0,
         interleave: int = 0,
     ) -> None:
-        form = gemm_form(self.gemm, weight)
-        self._weight, self._kernel, self.direction = weight, form.kernel, form.directions
-        self.left, self.right = form.operands
+        super().__init__(weight)
         self._name, self._dtype = dtype, DTYPES[dtype]
         self._fast, self._ctas, self._interleave = fast_accumulation, ctas, interleave
         self._pairs: Bounded[tuple[int, int, torch.dtype, bool, bool], OperandPair] = Bounded()
@@ -177,77 +171,6 @@ class GroupedGemm:
         )
         text = self._texts[dtype, out_dtype, accumulate, tokens] = gemm_text(spec)
         return text
-
-    def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
-        """rows, n and k of the kernel; ValueError where the operands' shapes do not go together."""
-        if self._kernel == "wgrad":
-            if len(left) != 2 or len(right) != 2 or left[0] != right[0]:
-                raise self._misfit(left, right, groups)
-            return left[0], left[1], right[1]
-        shared = 2 if self._kernel == "fprop" else 1
-        if len(left) != 2 or len(right) != 3 or left[1] != right[shared] or right[0] != groups:
-            raise self._misfit(left, right, groups)
-        return left[0], right[1], right[2]
-
-    # ---- what does not fit
-
-    def _misfit(self, left: Sequence[int], right: Sequence[int], groups: int) -> ValueError:
-        w = f"w {WEIGHT_SHAPES[self._weight]}"
-        needed = {"fprop": f"x [M, K], {w}", "dgrad": f"dy [M, N], {w}", "wgrad": "x [M, K], dy [M, N]"}
-        return ValueError(
-            f"{self.left} has shape {list(left)}, {self.right} {list(right)} and there are {groups} group sizes; "
-            f"give {needed[self.gemm]} and one size per group"
-        )
-
-    def _check_tokens(self, tokens: GroupedTensorSpec) -> None:
-        layout = layout_of(tokens, self.direction[0])
-        if refusal := tokens_refusal(self.left, self.gemm, tokens.quantizer.scaling, layout, tokens.shape):
-            raise ValueError(refusal)
-
-    def _check_quantizers(self, left: GroupedTensorSpec, right: GroupedTensorSpec) -> None:
-        a, b = left.quantizer, right.quantizer
-        if a.scaling != b.scaling:
-            raise ValueError(
-                f"{self.left} is quantized in {a.scaling} and {self.right} in {b.scaling}; quantize both in one recipe"
-            )
-        if a.square or (b.square and self.gemm == "wgrad"):
-            name = self.left if a.square else self.right
-            raise ValueError(f"{name} is quantized in square blocks, which the GEMMs read of w alone; use square=False")
-        if self.gemm == "wgrad" and a.hadamard != b.hadamard:
-            raise ValueError(
-                f"{self.left} has hadamard={a.hadamard} and {self.right} hadamard={b.hadamard}; quantize both alike"
-            )
-
-    def _out_name(self, dtype: torch.dtype) -> DType:
-        name = DTYPE_NAMES.get(dtype)
-        if name is None:
-            raise ValueError(f"out has dtype {dtype_text(dtype)}; give bfloat16, float16 or float32")
-        return name
-
-    def _check_planes(self, pair: OperandPair, a: Planes, b: Planes, index: GroupIndex) -> None:
-        """ValueError for planes, or sizes, that are not what the specs say."""
-        check_plane(self.left, pair.left, pair.specs[0].groups, *a)
-        check_plane(self.right, pair.right, pair.groups, *b)
-        if index.groups != pair.groups:
-            raise self._misfit(pair.specs[0].shape, pair.specs[1].shape, index.groups)
-
-    def _check_out(self, out: Tensor, rows: int, n: int, k: int, groups: int, like: Tensor) -> None:
-        shape = (groups, n, k) if self._kernel == "wgrad" else (rows, n if self._kernel == "fprop" else k)
-        if out.shape != shape or out.device != like.device:
-            raise ValueError(
-                f"out has shape {list(out.shape)} on {out.device}; give {list(shape)} on {like.device}, in any strides"
-            )
-
-    def _same_dtype(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Operands of one dtype that holds both exactly: a recipe's output_dtype makes dy's another than w's."""
-        dtype = torch.promote_types(left.dtype, right.dtype)
-        if left.is_cuda and dtype is torch.float32:
-            raise ValueError(
-                f"{self.left} is {dtype_text(left.dtype)} and {self.right} {dtype_text(right.dtype)}; Hopper's "
-                f"{self.gemm} takes two operands of one 16-bit dtype: leave out the recipe's output_dtype, "
-                "or use torch-reference"
-            )
-        return left.to(dtype), right.to(dtype)
 
 
 class Fprop(GroupedGemm):

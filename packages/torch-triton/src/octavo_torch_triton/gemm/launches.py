@@ -17,21 +17,7 @@ from octavo_triton.kernels.gemm_columns import columns_times_columns
 from octavo_triton.kernels.gemm_rows import rows_times_matrices
 from octavo_triton.layouts import TILE, panels_of, tiles
 from octavo_triton.products.spec import GemmSpec
-from octavo_triton.products.tiles import BESIDE, Tile, described_tile, tile_of
-
-
-def _how(spec: GemmSpec, tile: Tile) -> dict[str, Any]:
-    return {
-        "SCALING": spec.scaling,
-        "A_FORMAT": spec.left_format,
-        "B_FORMAT": spec.right_format,
-        "PRODUCT": spec.product,
-        "COLUMNS": tile.columns,
-        "DEPTH": tile.depth,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-        "enable_fp_fusion": True,
-    }
+from octavo_triton.products.tiles import BESIDE, described_tile, launch_constants, tile_of
 
 
 def _fetched(x: Tensor, block: tuple[int, ...]) -> Any:
@@ -60,7 +46,8 @@ def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor,
                 of_a, left.scales, of_b, right.scales, *bias.arguments, table, stored(out),
                 rows, depth, columns, groups, panels, across, *out.stride(), *bias.strides,
             )  # fmt: skip
-            start(described_rows, (panels * across,), out, arguments, **shared, **_how(spec, tile), BESIDE=BESIDE)
+            shared |= launch_constants(spec, tile)
+            start(described_rows, (panels * across,), out, arguments, **shared, BESIDE=BESIDE)
             return
     tile = tile_of(spec)
     b_group, b_depth, b_column = (b.stride(0), b.stride(1), b.stride(2))
@@ -75,7 +62,7 @@ def rows_by_matrices(spec: GemmSpec, left: Planes, right: Planes, table: Tensor,
     start(
         rows_times_matrices, (panels, tiles(columns, tile.columns)), out, arguments,
         A_DTYPE=DTYPE_NAMES.get(a.dtype), B_DTYPE=DTYPE_NAMES.get(b.dtype), SCALES=spec.scales, BLOCK=spec.block,
-        IN_PANELS=spec.turned, **shared, **_how(spec, tile),
+        IN_PANELS=spec.turned, **shared, **launch_constants(spec, tile),
     )  # fmt: skip
 
 
@@ -97,7 +84,8 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tenso
                 of_a, left.scales, of_b, right.scales, table, stored(out), height, width, groups, *out.stride(),
             )  # fmt: skip
             grid = (tiles(height) * tiles(width, tile.columns), groups)
-            start(described_columns, grid, out, arguments, **shared, **_how(spec, tile), BESIDE=BESIDE)
+            shared |= launch_constants(spec, tile)
+            start(described_columns, grid, out, arguments, **shared, BESIDE=BESIDE)
             return
     tile = tile_of(spec)
     arguments = (
@@ -107,5 +95,5 @@ def columns_by_columns(spec: GemmSpec, left: Planes, right: Planes, table: Tenso
     start(
         columns_times_columns, (tiles(height), tiles(width, tile.columns), groups), out, arguments,
         A_DTYPE=DTYPE_NAMES.get(a.dtype), B_DTYPE=DTYPE_NAMES.get(b.dtype), SCALES=spec.scales, BLOCK=spec.block,
-        HADAMARD=spec.hadamard, **shared, **_how(spec, tile),
+        HADAMARD=spec.hadamard, **shared, **launch_constants(spec, tile),
     )  # fmt: skip

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
+from octavo.errors import one_of
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.names_in_files import names_in_files
 from octavo_torch.adapters.transformers import (
@@ -32,10 +33,10 @@ from octavo_torch.adapters.transformers import (
     projections,
     run_by,
 )
-from octavo_torch.arrays.checks import brief, check_module, check_path
+from octavo_torch.arrays.checks import check_module, check_path
 from octavo_torch.checkpoint.load import load_experts
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.quantized_operands import quantize_own_values
+from octavo_torch.linear.quantize_weight import quantize_own_values
 from octavo_torch.mlp.module import GroupedMLP
 from octavo_torch.mlp.packed_weight import PackedWeight
 
@@ -76,8 +77,7 @@ def freeze_experts(
     function = experts(recipe, seed=seed, backend=backend, form=form, weight_codes="keep")
     chosen = function.product.how["recipe"]
     values = [gemm for gemm in ("fprop", "dgrad") if not chosen.quantizes(gemm)]
-    if not isinstance(weights, str) or weights not in ("codes", "packed"):
-        raise ValueError(f"weights is {brief(weights)}; give 'codes' or 'packed'")
+    one_of("weights", weights, ("codes", "packed"))
     if weights == "packed" and path is None:
         raise ValueError("weights is 'packed' and path is None; give the path of MXFP4 files, or weights='codes'")
     if values and weights == "codes":

@@ -56,7 +56,7 @@ def e2m1_grid_code(magnitude: Tensor) -> Tensor:
 def to_e2m1(value: Tensor, poisoned: Tensor, random: Tensor | None = None) -> Tensor:
     """E2M1 codes (uint8, low nibble) of fp32 `value`; where `poisoned` is true, the code 0x7.
 
-    random   int32 draws in [0, 2^16), one an element: round up iff floor(2^16 (v - lo) / (hi - lo)) + draw >= 2^16;
+    random   int32 draws in [0, 2^16), one per element: round up iff floor(2^16 (v - lo) / (hi - lo)) + draw >= 2^16;
              None rounds to nearest even
     """
     sign = (bits_of(value) >> 28) & 0x8

@@ -9,8 +9,8 @@ from octavo.quantizer import Direction
 from octavo_torch.arithmetic.casts import ABS_BITS, bits_of, e8m0_to_float
 from octavo_torch.arithmetic.groups import RowGroups
 from octavo_torch.arithmetic.processor import check_subnormals
-from octavo_torch.arithmetic.quantize import Spread, Units, unit_amax
 from octavo_torch.arithmetic.scales import mxfp4_scales
+from octavo_torch.arithmetic.units import Spread, Units, unit_amax
 
 _BLOCK = 32
 _AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 25}

@@ -1,38 +1,27 @@
-"""Quantize and dequantize one operand: every scaling, both directions, ragged or stacked.
+"""Quantize one operand: every scaling, both directions, ragged or stacked.
 
-A scale covers a unit: a segment of rows (each row, a block, a group) times a segment of columns (each column, a block,
-all). So one path serves every scaling: amax of the units, scales from amax, scales spread back over the elements, cast.
+A scale covers a unit, so one path serves every scaling: amax of the units, scales from amax, scales spread back over
+the elements, cast.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import HADAMARD_SIZE, Direction
-from octavo_torch.arithmetic.casts import ABS_BITS, bits_of, canonical_nan, e8m0_to_float, from_codes, to_e2m1, to_fp8
-from octavo_torch.arithmetic.groups import RowGroups, segment_amax
+from octavo_torch.arithmetic.casts import bits_of, to_e2m1, to_fp8
+from octavo_torch.arithmetic.groups import RowGroups
 from octavo_torch.arithmetic.hadamard import hadamard_rows
 from octavo_torch.arithmetic.philox import block_draws
 from octavo_torch.arithmetic.scales import decode_scale, e8m0_scales, fp32_scales, nvfp4_scales, poisoned_by
+from octavo_torch.arithmetic.units import PER_GROUP, Spread, Units, group_of_units, unit_amax, units_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 
 OPERAND_NUMBER = {"x": 0, "w": 1, "dy": 2}
-
-
-@dataclass(frozen=True)
-class Units:
-    """Which elements share a scale. rows: "each", "group" or a block size; columns: "each", "all" or a block size."""
-
-    rows: Literal["each", "group"] | int
-    columns: Literal["each", "all"] | int
-
-
-PER_GROUP = Units("group", "all")
 
 
 @dataclass(frozen=True)
@@ -52,18 +41,6 @@ class Plane:
     scale: Tensor
     factor: Tensor | None
     scaled: Tensor
-
-
-def units_of(spec: QuantizerSpec, direction: Direction) -> Units:
-    """The units of one direction, as the table in GroupedTensorSpec lays them out."""
-    size = spec.block_size
-    if spec.scaling in ("delayed", "current"):
-        return PER_GROUP
-    if size is None:
-        return Units("each", "all") if direction == "rowwise" else Units("group", "each")
-    if spec.square_in(direction):
-        return Units(size, size)
-    return Units("each", size) if direction == "rowwise" else Units(size, "each")
 
 
 def quantize_reference(
@@ -135,45 +112,9 @@ def padded_rows(x: Tensor, groups: RowGroups) -> Tensor:
     return x.index_select(0, rows.reshape(-1)).masked_fill_(~real.reshape(-1, 1), 0.0)
 
 
-def unit_amax(x: Tensor, groups: RowGroups, units: Units) -> Tensor:
-    """int32 bit patterns of each unit's amax, [row segments, column segments]."""
-    bits = bits_of(x) & ABS_BITS
-    if units.columns == "all":
-        bits = bits.amax(1, keepdim=True) if x.shape[1] else bits.new_zeros((x.shape[0], 1))
-    elif units.columns != "each":
-        short = -x.shape[1] % units.columns
-        padded = torch.nn.functional.pad(bits, (0, short)) if short else bits
-        bits = padded.view(x.shape[0], padded.shape[1] // units.columns, units.columns).amax(2)
-    if units.rows == "each":
-        return bits
-    return segment_amax(bits, groups, None if units.rows == "group" else units.rows)
-
-
 def group_amax(x: Tensor, groups: RowGroups) -> Tensor:
     """fp32 [G]: max |x| of each group, NaN where it holds one, 0 where it has no rows."""
     return bits_of(unit_amax(x, groups, PER_GROUP))[:, 0].view(torch.float32)
-
-
-class Spread:
-    """Carries values of units [S, C] back over the elements [M, K]."""
-
-    def __init__(self, units: Units, groups: RowGroups, columns: int) -> None:
-        self.columns = columns
-        self.width = 1 if isinstance(units.columns, str) else units.columns
-        self.index: Tensor | None = None
-        if units.rows == "group":
-            self.index = groups.safe_group
-        elif units.rows != "each":
-            self.index = groups.by_block(units.rows).index
-
-    def __call__(self, value: Tensor) -> Tensor:
-        """[S, C] to [M, K], or [M, 1] where one unit spans all columns."""
-        if self.index is not None:
-            # the tail's segment lies past the last unit; what it reads is masked
-            value = value.index_select(0, self.index.clamp(max=max(value.shape[0] - 1, 0)))
-        if self.width > 1:
-            value = value.unsqueeze(2).expand(-1, -1, self.width).flatten(1)[:, : self.columns]
-        return value
 
 
 def quantize_plane(
@@ -221,16 +162,11 @@ def _nvfp4_plane(
     spread: Spread,
     draws: Tensor | None,
 ) -> Plane:
-    encode, decode, _ = nvfp4_scales(amax, group_bits.index_select(0, _group_of_units(units, groups, amax.shape[0])))
+    encode, decode, _ = nvfp4_scales(amax, group_bits.index_select(0, group_of_units(units, groups, amax.shape[0])))
     _, _, factor = nvfp4_scales(group_bits, group_bits)
     poisoned = poisoned_by(group_bits).index_select(0, groups.safe_group)
     scaled = x * spread(encode)
     return Plane(to_e2m1(scaled, poisoned, draws), decode, factor[:, 0], scaled)
-
-
-def _group_of_units(units: Units, groups: RowGroups, segments: int) -> Tensor:
-    """int64 [segments]: the group of each row segment of the units, which are each row's or each block's."""
-    return groups.safe_group if units.rows == "each" else groups.group_of_blocks(int(units.rows), segments)
 
 
 def _draws(groups: RowGroups, columns: int, direction: Direction, noise: Noise) -> Tensor:
@@ -258,51 +194,3 @@ def _draws(groups: RowGroups, columns: int, direction: Direction, noise: Noise) 
     by_row = draws.permute(0, 2, 1).reshape(-1, columns)
     where = segments.index * size + groups.local % size
     return by_row.index_select(0, where.clamp_(max=max(by_row.shape[0] - 1, 0)))
-
-
-def dequantize_reference(q: GroupedTensor, direction: Direction) -> Tensor:
-    """fp32 values of one plane: logical shape, or the padded Hadamard-domain rows of Hadamard column data.
-
-    Rows past the sum are +0 and their codes and scales are not used; NaN is 0x7FC00000.
-    """
-    codes, scale, factor = q.plane(direction)
-    layout, spec = q.spec, q.spec.quantizer
-    columns = layout.shape[-1]
-    if q.group_sizes is None:
-        groups = RowGroups.stacked(layout.groups, layout.shape[1], codes.device)
-    else:
-        groups = RowGroups(q.group_sizes, layout.shape[0])
-    if direction == "columnwise" and spec.hadamard:
-        groups = groups.padded(HADAMARD_SIZE)
-    result = plane_values(codes.reshape(groups.rows, columns), scale, factor, groups, spec, direction)
-    if q.group_sizes is not None:
-        result = result.masked_fill_(~groups.valid[:, None], 0.0)
-    return result.view(layout.payload_shape(direction))
-
-
-def plane_values(
-    codes: Tensor,
-    scale: Tensor,
-    factor: Tensor | None,
-    groups: RowGroups,
-    spec: QuantizerSpec,
-    direction: Direction,
-) -> Tensor:
-    """fp32 values of codes [rows, K] and of decode scales in any shape; what rows past the sum have means nothing."""
-    columns = codes.shape[1]
-    if not columns:
-        return torch.zeros_like(codes, dtype=torch.float32)
-    units = units_of(spec, direction)
-    widths = columns if units.columns == "each" else 1 if units.columns == "all" else -(-columns // units.columns)
-    decode = _decoded(scale)
-    decode = decode.reshape(decode.numel() // max(widths, 1), widths)
-    if factor is not None:
-        decode = decode * factor.index_select(0, _group_of_units(units, groups, decode.shape[0]))[:, None]
-    return canonical_nan(from_codes(codes) * Spread(units, groups, columns)(decode))
-
-
-def _decoded(scale: Tensor) -> Tensor:
-    """Stored decode scales as fp32."""
-    if scale.dtype is torch.uint8:
-        return e8m0_to_float(scale)
-    return scale if scale.dtype is torch.float32 else from_codes(scale)

@@ -12,10 +12,11 @@ from octavo.formats import PAST_LARGEST
 from octavo.health import COLUMN_WINDOWS, WINDOW
 from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_torch.arithmetic.casts import ABS_BITS, bits_of
+from octavo_torch.arithmetic.dequantize import plane_values
 from octavo_torch.arithmetic.groups import RowGroups, segment_amax
 from octavo_torch.arithmetic.hadamard import hadamard_rows
 from octavo_torch.arithmetic.mxfp4 import rounded_rows
-from octavo_torch.arithmetic.quantize import Noise, padded_rows, plane_values, quantize_plane
+from octavo_torch.arithmetic.quantize import Noise, padded_rows, quantize_plane
 
 
 class Sample(NamedTuple):

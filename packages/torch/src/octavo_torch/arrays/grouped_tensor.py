@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -18,6 +18,9 @@ from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.compiler.tracing import is_plain, name_of, spec_of
 
 PLANES = ("rowwise", "rowwise_scale", "rowwise_global", "columnwise", "columnwise_scale", "columnwise_global")
+
+PLANES_OF: Mapping[Direction, tuple[str, ...]] = {"rowwise": PLANES[:3], "columnwise": PLANES[3:]}
+"""The fields that belong to the planes of each direction: codes, scales, second level."""
 
 
 @dataclass(eq=False)

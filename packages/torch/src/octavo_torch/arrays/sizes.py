@@ -108,9 +108,9 @@ def _checked_sizes(group_sizes: object, rows: int, like: Tensor) -> tuple[Tensor
     check_layout("group_sizes", group_sizes)
     if not group_sizes.is_cpu:
         if group_sizes.device != like.device:
+            where = "the CPU" if like.is_cpu else f"{like.device}, or to the CPU"
             raise ValueError(
-                f"group_sizes is on {group_sizes.device} and x on {like.device}; move group_sizes to {like.device}, or "
-                "to the CPU"
+                f"group_sizes is on {group_sizes.device} and x on {like.device}; move group_sizes to {where}"
             )
         return group_sizes, False
     sizes = group_sizes.to(torch.int64)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import PLANES_OF, Matrix
+from octavo_torch.dispatch.layer_functions import Matrix
 
 
 class Saved:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import QuantizerSpec
-from octavo.errors import shown
+from octavo.errors import one_of, shown
 from octavo_registry.contract.cards import GATED
 from octavo_torch.arrays.checks import brief, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
@@ -104,8 +104,7 @@ class _Export:
         self, module: nn.Module, layout: str, prefix: str, names: Sequence[str] | None, first: int | None
     ) -> None:
         check_module(module)
-        if not isinstance(layout, str) or layout not in LAYOUTS:
-            raise ValueError(f"layout is {brief(layout)}; give {', '.join(map(repr, LAYOUTS))}")
+        one_of("layout", layout, tuple(LAYOUTS))
         if not isinstance(prefix, str):
             raise ValueError(f"prefix is {brief(prefix)}; give a str, such as 'model.'")
         if first is not None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from octavo.errors import printable
-from octavo_torch.arrays.checks import brief, check_flag, check_module, check_path
+from octavo.errors import one_of, printable
+from octavo_torch.arrays.checks import check_flag, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import on_device
 from octavo_torch.arrays.selection import name_in, saved_name
 from octavo_torch.checkpoint import codes
@@ -93,8 +93,7 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
     """
     check_module(module)
     check_path("path", path)
-    if not isinstance(recipes, str) or recipes not in ("same", "any"):
-        raise ValueError(f"recipes is {brief(recipes)}; give 'same' or 'any'")
+    one_of("recipes", recipes, ("same", "any"))
     header, tensors = _read(Path(path))
     if recipes == "same" or header["weights"]:
         check_recipes_json(module, header["recipes"])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from octavo import GroupedTensorSpec
+from octavo.errors import one_of
 from octavo_torch.arrays.checks import brief, check_device, check_flag, check_module, check_path
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.group_parameters import reshard
@@ -230,8 +231,7 @@ def _check_options(prefix: object, names: Sequence[str] | None, weights: object,
         raise ValueError(f"prefix is {brief(prefix)}; give a str, such as 'model.'")
     if names is not None:
         check_names(names)
-    if not isinstance(weights, str) or weights not in ("codes", "values", "packed"):
-        raise ValueError(f"weights is {brief(weights)}; give 'codes', 'values' or 'packed'")
+    one_of("weights", weights, ("codes", "values", "packed"))
     check_flag("exact", exact)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo_torch.compiler.operators import IMPLEMENTATIONS
@@ -29,31 +30,38 @@ _WAITING_OPERATORS = frozenset(
 )
 
 # methods that read a CPU tensor's memory without passing the dispatcher
-_READING_METHODS: Mapping[object, str] = {
-    torch.Tensor.tolist: "tolist",
-    torch.Tensor.item: "item",
-    torch.Tensor.numpy: "numpy",
-    torch.Tensor.cpu: "cpu",
-    torch.Tensor.__bool__: "__bool__",
-    torch.Tensor.__int__: "__int__",
-    torch.Tensor.__float__: "__float__",
-    torch.Tensor.__index__: "__index__",
-    torch.Tensor.__array__: "__array__",
-}
+_READING_METHODS = (
+    *("tolist", "item", "numpy", "cpu"),
+    *("__bool__", "__int__", "__float__", "__index__", "__array__"),
+)
 
 
-class _Methods(TorchFunctionMode):
+class _Methods:
+    """The methods of torch.Tensor that read values, each of which notes its name while this is active.
+
+    A TorchFunctionMode would not do: torch turns it off inside of backward and torch.autograd.grad.
+    """
+
     def __init__(self, reads: list[str]) -> None:
-        super().__init__()
         self.reads = reads
+        self._patches = ExitStack()
 
-    def __torch_function__(
-        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = _READING_METHODS.get(func)
-        if name is not None:
+    def __enter__(self) -> None:
+        for name in _READING_METHODS:
+            self._patches.enter_context(patch.object(torch.Tensor, name, self._noting(name)))
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+
+    def _noting(self, name: str) -> Callable[..., Any]:
+        method = getattr(torch.Tensor, name)
+
+        @wraps(method)
+        def noting(*args: Any, **kwargs: Any) -> Any:
             self.reads.append(f"Tensor.{name}")
-        return func(*args, **(kwargs or {}))
+            return method(*args, **kwargs)
+
+        return noting
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,8 +81,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.reads.append(f"{name} by a mask")
         implementation = IMPLEMENTATIONS.get(name)
         if implementation is not None:
-            # an operator hides what it does from the modes, which are off inside it
-            with self, _Methods(self.reads):
+            with self:  # an operator hides what it does from the mode, which is off inside it
                 return implementation(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 

@@ -15,8 +15,8 @@ def no_second_derivative() -> NotImplementedError:
     """The error of a gradient that is to be differentiated once more."""
     return NotImplementedError(
         "a grouped layer has no second derivative: quantization is a step function, whose derivative is zero or "
-        "undefined; call backward without create_graph=True, or compute this term with torch.nn.functional.linear "
-        "per group instead"
+        "undefined, and the products of a recipe in high precision have a rule for the first one alone; call backward "
+        "without create_graph=True, or compute this term with torch.nn.functional.linear per group instead"
     )
 
 

@@ -20,8 +20,8 @@ from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.functional import explain_linear
 from octavo_torch.linear.grouped import InputRows
 from octavo_torch.linear.module_base import LinearModule
+from octavo_torch.linear.quantize_input import quantize_input
 from octavo_torch.linear.quantized_input import QuantizedInput
-from octavo_torch.linear.quantized_operands import quantize_input
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.recipe_module import ModuleOptions
 

@@ -22,14 +22,14 @@ from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.transposed_weight import GemmFunction, Operand, QuantizerFunction
 
 
-def quantizer_in_turns(plan: QuantizePlan | None, block: int, weight: Weight) -> AnyBoundQuantize | None:
+def interleaved_quantizer(plan: QuantizePlan | None, block: int, weight: Weight) -> AnyBoundQuantize | None:
     """The backend's own quantizer of weights in such blocks, in the order `weight`; None if it has none."""
     if plan is None or not block or plan.bound.interleaved is None:
         return None
     return plan.bound.interleaved(block, weight)
 
 
-def wgrad_in_turns(plan: WgradPlan, block: int, left_free: int) -> WgradPlan | None:
+def interleaved_wgrad(plan: WgradPlan, block: int, left_free: int) -> WgradPlan | None:
     """The plan with the backend's own gradient of weights in such blocks; None if it has none, or none that can leave
     `left_free` multiprocessors unused."""
     if not block or plan.bound.interleaved is None:
@@ -39,19 +39,19 @@ def wgrad_in_turns(plan: WgradPlan, block: int, left_free: int) -> WgradPlan | N
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class Interleaving:
     """Composes functions of an interleaved weight from functions of its halves.
 
-    block      how many gate rows, and how many up rows, follow each other
-    exchange   the backend's function for `to_halves` and `from_halves`; None: torch's operations
+    block               how many gate rows, and how many up rows, follow each other
+    interleave_halves   the backend's function for `to_halves` and `from_halves`; None: torch's operations
     """
 
     block: int
-    exchange: Interleave | None
+    interleave_halves: Interleave | None
 
     def to_halves(self, w: Tensor) -> Tensor:
         """`w` with the gate half first."""
-        return to_halves(w, self.block, self.exchange)
+        return to_halves(w, self.block, self.interleave_halves)
 
     def reading(self, run: GemmFunction) -> GemmFunction:
         """fprop or dgrad, by `run` of the halves; codes are of the halves already."""
@@ -70,10 +70,10 @@ class Turns:
             x: Operand, dy: Operand, sizes: Sizes, /, *, out: Tensor | None = None, accumulate: bool = False
         ) -> Tensor:
             if out is None:
-                return from_halves(run(x, dy, sizes), self.block, self.exchange)
+                return from_halves(run(x, dy, sizes), self.block, self.interleave_halves)
             halves = self.to_halves(out) if accumulate else torch.empty(out.shape, dtype=out.dtype, device=out.device)
             run(x, dy, sizes, out=halves, accumulate=accumulate)
-            return from_halves(halves, self.block, self.exchange, out)
+            return from_halves(halves, self.block, self.interleave_halves, out)
 
         return cast(GemmFunction, composed)
 

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
 
 import octavo_registry as registry
 from octavo import Recipe
-from octavo.grouped_tensor import PLAIN
-from octavo.quantizer import Direction, Operand, Orientation
+from octavo.quantizer import Operand
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
+from octavo_registry.contract.gemm import InterleaveHalves
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
-from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import QuantizeInto, QuantizeWithAmax
-from octavo_registry.contract.request import GemmRequest, QuantizeRequest
+from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import readers
 from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
 from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
-from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.compiler.tracing import register_constants
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.dispatch.layer_functions import LayerFunctions, QuantizeFunction, QuantizerFunctions
+from octavo_torch.dispatch.layer_functions import (
+    DgradFunction,
+    FpropFunction,
+    LayerFunctions,
+    QuantizeFunction,
+    QuantizerFunctions,
+    WgradFunction,
+)
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
+from octavo_torch.dispatch.quantizer_plans import computed_layouts, of_planes, quantizer_of_tokens
 from octavo_torch.dispatch.rounded import is_composed, plan_layer
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -40,20 +45,6 @@ class WeightPlanes(NamedTuple):
 
     fprop: tuple[str, ...]
     dgrad: tuple[str, ...]
-
-
-PLANES_OF: Mapping[Direction, tuple[str, ...]] = {"rowwise": PLANES[:3], "columnwise": PLANES[3:]}
-"""The fields of a GroupedTensor that belong to each plane: codes, scales, second level."""
-
-Matrix = Tensor | GroupedTensor
-"""An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
-
-Rows = Matrix | TokenRows[Tensor]
-"""A ragged operand of a GEMM, which may be rows of tokens where `Layer.gathers` says so."""
-
-FpropFunction = Fprop[Tensor, Rows]
-DgradFunction = Dgrad[Tensor, Rows]
-WgradFunction = Wgrad[Tensor, Rows]
 
 
 class Layer:
@@ -148,15 +139,15 @@ class Layer:
         self.w_planes = WeightPlanes(directions["fprop"], directions["dgrad"])
         self.block = self.left_free = 0
         self._set_gemms()
-        self.w_layouts = _read_layouts(plan.quantize_w)
+        self.w_layouts = computed_layouts(plan.quantize_w)
         self.x_layouts = plan.quantize_x.request.layouts if plan.quantize_x else None
         self.quantized_fprop, self.quantized_dgrad = recipe.quantizes("fprop"), recipe.quantizes("dgrad")
         self.quantized_wgrad = recipe.quantizes("wgrad")
         row_dy, column = need_dx and self.quantized_dgrad, need_dw and self.quantized_wgrad
         parts: dict[Operand, QuantizePlan | None] = {
-            "x": self._quantizer(plan.quantize_x, self.quantized_fprop, column),
-            "w": self._quantizer(plan.quantize_w, *self._as_it_lies(self.quantized_fprop, row_dy)),
-            "dy": self._quantizer(plan.quantize_dy, row_dy, column),
+            "x": of_planes(plan.quantize_x, self.quantized_fprop, column, backend),
+            "w": of_planes(plan.quantize_w, *self._as_it_lies(self.quantized_fprop, row_dy), backend),
+            "dy": of_planes(plan.quantize_dy, row_dy, column, backend),
         }
         self.quantizers = {operand: part for operand, part in parts.items() if part}
         self._set_quantizers()
@@ -256,9 +247,8 @@ class Layer:
         return {gemm: plan for gemm, plan in gemms.items() if plan is not None}
 
     def quantizer_of_tokens(self, operand: Operand) -> QuantizePlan:
-        """The quantizer of tokens whose codes are gathered, as one matrix: along rows, in the plain layout."""
-        request = replace(self.quantizers[operand].request, layouts=(PLAIN, PLAIN), stacked=True)
-        return self._narrow(request, "rowwise")
+        """The quantizer of tokens whose codes are gathered, as one matrix."""
+        return quantizer_of_tokens(self.quantizers[operand], self.backend)
 
     def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         if self.w_order == "kn":
@@ -320,33 +310,10 @@ class Layer:
                 row, column = self._as_it_lies(row, column)
             plan = layer.quantizers.pop(operand, None)
             directions = () if plan is None else plan.request.quantizer.directions
-            plan = self._quantizer(plan, row and "rowwise" in directions, column and "columnwise" in directions)
+            row, column = row and "rowwise" in directions, column and "columnwise" in directions
+            plan = of_planes(plan, row, column, self.backend)
             if plan is not None:
                 layer.quantizers[operand] = plan
                 layer.prepare = shared_prepare((layer.prepare, plan.prepare))
         layer._set_quantizers()
         return layer
-
-    def _quantizer(self, plan: QuantizePlan | None, row: bool, column: bool) -> QuantizePlan | None:
-        """`plan` for fewer planes where fewer are read: codes that nobody reads are not computed."""
-        if plan is None or not (row or column):
-            return None
-        spec = plan.request.quantizer
-        orientation: Orientation = "both" if row and column else "rowwise" if row else "columnwise"
-        if spec.orientation == orientation:
-            return plan
-        return self._narrow(plan.request, orientation)
-
-    def _narrow(self, request: QuantizeRequest, orientation: Orientation) -> QuantizePlan:
-        """The plan of the request for these planes alone."""
-        quantizer = request.quantizer.with_orientation(orientation)
-        return registry.plan(replace(request, quantizer=quantizer), backend=self.backend)
-
-
-def _read_layouts(plan: QuantizePlan | None) -> tuple[str | None, str | None] | None:
-    """The layouts of the planes that a quantizer's plan computes, None for the others."""
-    if plan is None:
-        return None
-    row, column = plan.request.layouts
-    directions = plan.request.quantizer.directions
-    return row if "rowwise" in directions else None, column if "columnwise" in directions else None

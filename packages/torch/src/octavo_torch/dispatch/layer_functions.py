@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from octavo_registry.contract.cards import Weight
-from octavo_registry.contract.gemm import InterleaveHalves
+from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
+from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, QuantizeInto, QuantizeWithAmax
 from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan, WgradPlan
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.dispatch.interleaved_weight import Turns, quantizer_in_turns, wgrad_in_turns
+from octavo_torch.dispatch.interleaved_weight import Interleaving, interleaved_quantizer, interleaved_wgrad
 from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.transposed_weight import (
     quantizing_transposed,
@@ -22,8 +23,18 @@ from octavo_torch.dispatch.transposed_weight import (
     writing_transposed,
 )
 
-Function = TypeVar("Function", bound=Callable[..., object])
+Matrix = Tensor | GroupedTensor
+"""An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
+
+Rows = Matrix | TokenRows[Tensor]
+"""A ragged operand of a GEMM, which may be rows of tokens where `Layer.gathers` says so."""
+
+FpropFunction = Fprop[Tensor, Rows]
+DgradFunction = Dgrad[Tensor, Rows]
+WgradFunction = Wgrad[Tensor, Rows]
 QuantizeFunction = Quantize[Tensor, GroupedTensor]
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 class QuantizerFunctions(NamedTuple):
@@ -43,16 +54,17 @@ class QuantizerFunctions(NamedTuple):
 class LayerFunctions:
     """Makes a layer's functions of its plans. A backend's own function is used where it fits, else one is composed.
 
-    order       of w's axes in the plans: where that is "kn", w is handed over transposed
-    block       rows that stay together in a w whose gate and up rows are interleaved; 0: they are not
-    exchange    the backend's function that takes such a w apart and puts it together; None: torch's operations do
-    device      of the GEMMs
-    left_free   multiprocessors of it that the GEMMs do not use
+    order              of w's axes in the plans: where that is "kn", w is handed over transposed
+    block              rows that stay together in a w whose gate and up rows are interleaved; 0: they are not
+    interleave_halves  the backend's function that takes such a w apart and puts it together; None: torch's operations
+                       do
+    device             of the GEMMs
+    left_free          multiprocessors of it that the GEMMs do not use
     """
 
     order: Weight
     block: int
-    exchange: InterleaveHalves[Tensor] | None
+    interleave_halves: InterleaveHalves[Tensor] | None
     device: torch.device
     left_free: int
 
@@ -60,18 +72,18 @@ class LayerFunctions:
         """fprop or dgrad, which reads w."""
         run = self._limited(plan)
         run = reading_transposed(run) if self.order == "kn" else run
-        return self._turns.reading(run) if self.block else run
+        return self._interleaving.reading(run) if self.block else run
 
     def writing(self, plan: WgradPlan) -> Callable[..., Tensor]:
         """wgrad, which writes dw."""
-        interleaved = wgrad_in_turns(plan, self.block, self.left_free)
+        interleaved = interleaved_wgrad(plan, self.block, self.left_free)
         run = self._limited(plan if interleaved is None else interleaved)
         run = writing_transposed(run) if self.order == "kn" else run
-        return self._turns.writing(run) if self.block and interleaved is None else run
+        return self._interleaving.writing(run) if self.block and interleaved is None else run
 
     def quantizing(self, plan: QuantizePlan) -> QuantizerFunctions:
         """The functions of w's quantizer."""
-        of_halves, own = plan.bound, quantizer_in_turns(plan, self.block, self.order)
+        of_halves, own = plan.bound, interleaved_quantizer(plan, self.block, self.order)
         run, with_amax, into = (None, None, None) if own is None else (own.run, own.with_amax, own.into)
         quantize = self._quantizing(of_halves.run, run)
         assert quantize is not None  # every quantizer has it
@@ -85,15 +97,15 @@ class LayerFunctions:
         if run is None:
             return None
         run = quantizing_transposed(run) if self.order == "kn" else run
-        return self._turns.quantizing(run) if self.block and interleaved is None else run
+        return self._interleaving.quantizing(run) if self.block and interleaved is None else run
 
     def halves(self, w: Tensor) -> Tensor:
         """`w` with the gate half first: as its codes have it."""
-        return self._turns.to_halves(w) if self.block else w
+        return self._interleaving.to_halves(w) if self.block else w
 
     @property
-    def _turns(self) -> Turns:
-        return Turns(self.block, self.exchange)
+    def _interleaving(self) -> Interleaving:
+        return Interleaving(self.block, self.interleave_halves)
 
     def _limited(self, plan: GemmPlan) -> Callable[..., Tensor]:
         return within(plan, self.device, self.left_free) if self.left_free else plan.run

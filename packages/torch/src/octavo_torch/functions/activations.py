@@ -14,9 +14,9 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from octavo.errors import one_of
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arithmetic.elementwise import sigmoid, silu
-from octavo_torch.arrays.checks import brief
 from octavo_torch.compiler.operators import Operators
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -92,9 +92,7 @@ _PARTS: dict[str, Callable[[Tensor], ValueAndSlope]] = {
 
 def check_activation(activation: object) -> Activation:
     """`activation`; ValueError for a name that is none."""
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {brief(activation)}; give one of {', '.join(ACTIVATIONS)}")
-    return activation
+    return one_of("activation", activation, ACTIVATIONS)
 
 
 def features(columns: int, activation: Activation, what: str) -> int:

@@ -18,8 +18,7 @@ from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, 
 from octavo_torch.autograd.saved import Saved, caller_sizes
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import FpropFunction, Matrix, Rows, WgradFunction
-from octavo_torch.dispatch.layer_functions import QuantizeFunction
+from octavo_torch.dispatch.layer_functions import FpropFunction, Matrix, QuantizeFunction, Rows, WgradFunction
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward

@@ -31,12 +31,12 @@ from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear import arguments, contexts
 from octavo_torch.linear.autograd import forward_seed, grouped_linear_function, run_forward
 from octavo_torch.linear.call import Call
-from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, parameters_of, resolve_weight
 from octavo_torch.linear.quantized_input import QUANTIZED, QuantizedInput, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.linear.whole import whole_forward, whole_layer_function, whole_passes_for
 from octavo_torch.scaling.seeds import for_backward
+from octavo_torch.wgrad.graph_route import graph_route
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _autocast_anywhere, _transforms_active = contexts.autocast_anywhere, transforms_active

@@ -16,7 +16,7 @@ from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear.arguments import check_adaptable
 from octavo_torch.linear.call import Adapter, Call
 from octavo_torch.linear.grouped import InputRows, apply, traced
-from octavo_torch.linear.quantized_operands import quantize_weight
+from octavo_torch.linear.quantize_weight import quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.recipe_module import ModuleOptions, RecipeModule

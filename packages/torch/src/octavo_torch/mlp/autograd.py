@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
 from octavo_torch.autograd.saved import Saved, caller_sizes, free_saved, may_free
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
-from octavo_torch.dispatch.layer import Matrix
+from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.call import MlpCall, Operands

@@ -14,7 +14,7 @@ from octavo_torch.arrays.checks import brief, check_flag
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.functions.activations import check_activation
-from octavo_torch.linear.quantized_operands import code_weights, quantize_weight
+from octavo_torch.linear.quantize_weight import code_weights, quantize_weight
 from octavo_torch.linear.weights import QuantizedWeight, check_own
 from octavo_torch.mlp.adapted import Adapters
 from octavo_torch.mlp.call import Probes, States

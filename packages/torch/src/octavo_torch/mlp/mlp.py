@@ -20,7 +20,6 @@ from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
-from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.grouped import InputRows
 from octavo_torch.linear.prepare import mark_written, parameters_of
 from octavo_torch.linear.quantized_input import QUANTIZED, check_codes, rows_of
@@ -32,6 +31,7 @@ from octavo_torch.mlp.forward import forward
 from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import for_backward
+from octavo_torch.wgrad.graph_route import graph_route
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
 _is_compiling = torch.compiler.is_compiling

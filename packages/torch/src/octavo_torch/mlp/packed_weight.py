@@ -1,4 +1,4 @@
-"""PackedWeight: experts' weights that stay four bits an element, and are expanded for the product that reads them."""
+"""PackedWeight: experts' weights that stay four bits per element, and are expanded for the product that reads them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.quantized_operands import quantize_own_values
+from octavo_torch.linear.quantize_weight import quantize_own_values
 
 _BLOCK = 32
 _aten = torch.ops.aten

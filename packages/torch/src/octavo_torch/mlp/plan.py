@@ -33,7 +33,7 @@ class Needed:
 class MlpPlan:
     """What one call of a grouped MLP runs, for one dtype, device, pair of weight shapes and set of gradients.
 
-    Printable: a line an operation.
+    Printable: one line per operation.
 
     fc1, fc2    the two layers. fc1's result has x's dtype, whatever the recipe's output_dtype. Its weight is w1 as it
                 lies: see `interleaved`

@@ -15,8 +15,8 @@ from octavo.quantizer import Operand
 from octavo.renamed import renamed_fields
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.checks import backend_names, brief, check_count, check_device, check_dtype, check_flag
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.dispatch.layer import PLANES_OF, Layer
+from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
+from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.functions.activations import check_activation
 from octavo_torch.mlp.plan import Needed, mlp_plan_for

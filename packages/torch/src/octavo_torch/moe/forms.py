@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec
+from octavo.errors import one_of
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import KEPT_ROWS
 from octavo_registry.contract.quantize import Dequantize
 from octavo_registry.dispatch.layer_plan import QuantizePlan
-from octavo_torch.arrays.checks import BackendNames, brief
+from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
@@ -28,16 +29,12 @@ _WEIGHT_CODES: tuple[WeightCodes, ...] = get_args(WeightCodes)
 
 def check_form(form: object) -> Form:
     """`form`; ValueError for a name that is none."""
-    if not isinstance(form, str) or form not in FORMS:
-        raise ValueError(f"form is {brief(form)}; give one of {', '.join(FORMS)}")
-    return form
+    return one_of("form", form, FORMS)
 
 
 def check_weight_codes(weight_codes: object) -> WeightCodes:
     """`weight_codes`; ValueError for a name that is none."""
-    if not isinstance(weight_codes, str) or weight_codes not in _WEIGHT_CODES:
-        raise ValueError(f'weight_codes is {brief(weight_codes)}; give "keep" or "remake"')
-    return weight_codes
+    return one_of("weight_codes", weight_codes, _WEIGHT_CODES)
 
 
 class RowReader(NamedTuple):

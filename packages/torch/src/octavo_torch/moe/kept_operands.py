@@ -14,7 +14,7 @@ from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.autograd.saved import free_saved, may_free
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import Matrix, Rows
+from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer

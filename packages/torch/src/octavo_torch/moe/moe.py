@@ -19,7 +19,6 @@ from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
-from octavo_torch.linear.graph import graph_route
 from octavo_torch.linear.prepare import CastWeight, GivenWeight, parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_common, check_operands
@@ -38,6 +37,7 @@ from octavo_torch.moe.plan import moe_plan_for
 from octavo_torch.moe.rows.moves import moves_for, route_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import for_backward
+from octavo_torch.wgrad.graph_route import graph_route
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
 _is_compiling = torch.compiler.is_compiling

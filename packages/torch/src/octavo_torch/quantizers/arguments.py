@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import cast, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from octavo import QuantizerSpec
+from octavo.errors import one_of
 from octavo.quantizer import Direction, Operand
 from octavo_registry.contract import Norm
 from octavo_torch.arrays.checks import brief, check_spec, on_another_device
@@ -74,16 +75,12 @@ def check_scale(scale: object, groups: int, x: Tensor) -> None:
 
 def operand_name(operand: object) -> Operand | None:
     """`operand`, or ValueError."""
-    if operand is not None and (not isinstance(operand, str) or operand not in ("x", "w", "dy")):
-        raise ValueError(f"operand is {brief(operand)}; give 'x', 'w' or 'dy'")
-    return cast(Operand | None, operand)
+    return None if operand is None else one_of("operand", operand, get_args(Operand))
 
 
 def direction_name(direction: object) -> Direction:
     """`direction`, or ValueError."""
-    if not isinstance(direction, str) or direction not in ("rowwise", "columnwise"):
-        raise ValueError(f"direction is {brief(direction)}; give 'rowwise' or 'columnwise'")
-    return cast(Direction, direction)
+    return one_of("direction", direction, get_args(Direction))
 
 
 def check_unchanged(unchanged: object, out: object, x: Tensor) -> None:
@@ -119,8 +116,7 @@ def check_exact(name: str, value: object, shape: tuple[int, ...], dtype: torch.d
 
 def check_norm(norm: object, epsilon: object, x: Tensor, gamma: object, beta: object) -> Norm:
     """`norm`; ValueError unless it names a normalization and the other arguments fit it and x [M, C]."""
-    if not isinstance(norm, str) or norm not in get_args(Norm):
-        raise ValueError(f"norm is {brief(norm)}; give 'rms' or 'layer'")
+    chosen: Norm = one_of("norm", norm, get_args(Norm))
     if norm == "rms" and beta is not None:
         raise ValueError("beta was given and RMSNorm has no shift; leave it out, or give norm='layer'")
     if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0.0 <= epsilon < math.inf:
@@ -130,7 +126,7 @@ def check_norm(norm: object, epsilon: object, x: Tensor, gamma: object, beta: ob
     for name, value in (("gamma", gamma), ("beta", beta)):
         fp32 = isinstance(value, Tensor) and value.dtype is torch.float32
         check_exact(name, value, (x.shape[1],), torch.float32 if fp32 else x.dtype, x)
-    return cast(Norm, norm)
+    return chosen
 
 
 def layout_names(layouts: object) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from octavo_registry.contract.request import GemmRequest
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.device import CUDA_MULTIPLE, arch_of
-from octavo_torch.dispatch.layer import FpropFunction, Layer, WgradFunction
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layer_functions import FpropFunction, WgradFunction
 from octavo_torch.dispatch.prepared_sizes import PrepareFunction
 from octavo_torch.memo import Memo
 

@@ -17,7 +17,7 @@ from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.strides import row_strides
 from octavo_torch.arrays.zero_gradient import zeros_for
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer import Rows, WgradFunction
+from octavo_torch.dispatch.layer_functions import Rows, WgradFunction
 
 MainGrad = Literal["accumulate", "overwrite"]
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.zero_gradient import parts_of
-from octavo_torch.dispatch.layer import Rows, WgradFunction
+from octavo_torch.dispatch.layer_functions import Rows, WgradFunction
 from octavo_torch.wgrad.main_grad import MainGrad, check_main_grad, check_mode, write_main_grad
 from octavo_torch.wgrad.postponed import DelayedWgrad
 

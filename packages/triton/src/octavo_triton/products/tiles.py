@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo_triton.products.spec import Chip, GemmSpec, Product
 
@@ -65,3 +65,18 @@ def described_tile(spec: GemmSpec) -> Tile | None:
     if spec.gemm == "wgrad" and spec.scaling == "none" and spec.chip in ("sm_90", "sm_100"):
         return _HOPPER_COLUMNS.get(spec.product)
     return _DESCRIBED.get(spec.chip, {}).get(spec.product)
+
+
+def launch_constants(spec: GemmSpec, tile: Tile) -> dict[str, Any]:
+    """The constants that every kernel of a GEMM is compiled with, and Triton's own options."""
+    return {
+        "SCALING": spec.scaling,
+        "A_FORMAT": spec.left_format,
+        "B_FORMAT": spec.right_format,
+        "PRODUCT": spec.product,
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "enable_fp_fusion": True,
+    }

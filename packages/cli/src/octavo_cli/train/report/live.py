@@ -17,7 +17,7 @@ from octavo_registry.cli.output import print_line, print_table
 
 
 class LossTable:
-    """A `Watcher` that draws a row a (recipe, seed)."""
+    """A `Watcher` that draws one row per (recipe, seed)."""
 
     def __init__(self, console: Console, config: TrainConfig, recipes: Iterable[str]) -> None:
         self._console, self._config = console, config

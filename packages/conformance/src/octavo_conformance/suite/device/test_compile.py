@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.layers import assert_layer, run_layer
@@ -16,7 +16,7 @@ from octavo_conformance.problems.operands import MAIN, draw_problem
 from octavo_conformance.suite.layer.test_metamorphic import picking_weights
 
 
-@needs("layer", variants.compiled_recipes)
+@needs("layer", selections.compiled_recipes)
 def test_compiled_equals_eager(case: Case, rng: Rng, measure: Measure) -> None:
     """Weights that pick columns show the codes of x and dy in y and dx: compiled and eager agree to the bit, for
     changed sizes without recompiling; on Gaussian weights both keep the bound (faults 46, 63)."""

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import Rng
@@ -27,7 +27,7 @@ def _best(function: Callable[[], object], loops: int) -> float:
     return best
 
 
-@needs("gemm", variants.one_fprop)
+@needs("gemm", selections.one_fprop)
 def test_no_object_is_kept(case: Case, rng: Rng) -> None:
     """Python objects do not pile up with calls: less than one per call stays (faults 52, 53)."""
     problem = draw_problem(rng, case.dtype)
@@ -45,7 +45,7 @@ def test_no_object_is_kept(case: Case, rng: Rng) -> None:
     assert growth < 20, f"20 calls leave {growth} Python objects behind"
 
 
-@needs("gemm", variants.one_fprop)
+@needs("gemm", selections.one_fprop)
 def test_dispatch_cost_is_reported(case: Case, rng: Rng, measure: Measure) -> None:
     """Nanoseconds of the guard that a layer holding its plan pays, and microseconds of one small fprop with it."""
     problem = draw_problem(rng, case.dtype)

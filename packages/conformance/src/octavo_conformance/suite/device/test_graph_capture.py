@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.layers import run_layer
@@ -56,7 +56,7 @@ def _edges() -> list[Array]:
     return [np.zeros(G, np.int32), one]
 
 
-@needs("layer", variants.base_recipes, sizes="device", graph_safe=True)
+@needs("layer", selections.base_recipes, sizes="device", graph_safe=True)
 def test_replay_equals_eager(case: Case, rng: Rng, full: bool) -> None:
     """Captured once, replayed with changed sizes, inputs and weights: bit for bit the eager result (faults 33, 35,
     36, 37). Needs a device with graphs, and a front end whose bridge has `capture(function, *arrays) -> replay`."""
@@ -76,7 +76,7 @@ def test_replay_equals_eager(case: Case, rng: Rng, full: bool) -> None:
             assert_same_bits(np.asarray(case.numpy(array)), eager.arrays()[name], f"{name} of a replay")
 
 
-@needs("layer", variants.mx_recipe, sizes="device", graph_safe=True)
+@needs("layer", selections.mx_recipe, sizes="device", graph_safe=True)
 def test_host_sizes_are_not_captured(case: Case, rng: Rng) -> None:
     """A graph would copy them again from memory that is gone: refused, in words that name the host (fault 36)."""
     capture = _capture_of(case)

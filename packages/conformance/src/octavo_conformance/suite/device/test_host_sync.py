@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, sizes_for
 from octavo_conformance.problems.case import Case
@@ -30,7 +30,7 @@ def _quantize_call(case: Case, rng: Rng, **fields: Any) -> tuple[Any, Any]:
     return call, x
 
 
-@needs("quantize", variants.one_a_scaling, sizes="device", graph_safe=True)
+@needs("quantize", selections.one_per_scaling, sizes="device", graph_safe=True)
 def test_quantize_reads_no_value(case: Case, rng: Rng) -> None:
     """A graph-safe quantizer with device sizes never waits for them (fault 36)."""
     call, x = _quantize_call(case, rng)
@@ -38,7 +38,7 @@ def test_quantize_reads_no_value(case: Case, rng: Rng) -> None:
     assert not reads, f"quantize waits for values: {', '.join(reads)}"
 
 
-@needs("gemm", variants.gemms, sizes="device", graph_safe=True)
+@needs("gemm", selections.gemms, sizes="device", graph_safe=True)
 def test_gemm_reads_no_value(case: Case, rng: Rng) -> None:
     """A graph-safe GEMM with device sizes never waits for them (fault 36)."""
     problem = draw_problem(rng, case.dtype)
@@ -65,7 +65,7 @@ def _frames(function: Any) -> set[str]:
     return seen
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_no_forbidden_frame_in_a_gemm(case: Case, rng: Rng) -> None:
     """A plan's run enters no frame of pydantic, pluggy, inspect or os (architecture: the hot path)."""
     problem = draw_problem(rng, case.dtype)
@@ -76,7 +76,7 @@ def test_no_forbidden_frame_in_a_gemm(case: Case, rng: Rng) -> None:
     assert not entered, f"{case.gemm} enters frames of {', '.join(entered)} on every call"
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_no_forbidden_frame_in_quantize(case: Case, rng: Rng) -> None:
     """The same for the quantizer's run."""
     call, x = _quantize_call(case, rng)

@@ -10,7 +10,7 @@ import pytest
 
 from octavo import Recipe
 from octavo.quantizer import Operand
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs, needs_the_rest
 from octavo_conformance.oracles.checks import (
     assert_same_bits,
@@ -67,7 +67,7 @@ def _check(case: Case, problem: Problem, actual: Array, quantized: Any, measure:
         assert_zero_rows(actual, problem.total, case.gemm)
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_product_is_within_its_bound(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """fprop, dgrad and wgrad of every recipe, ragged, with empty groups and a tail: each element, row, column and
     8x8 tile is bounded (faults 1, 2, 3, 6, 7, 16, 58, 59); an empty group's dw and the tail are exact zeros."""
@@ -90,7 +90,7 @@ def _check_products(case: Case, rng: Rng, repeats: int, measure: Measure) -> Non
         _check(case, problem, actual, quantized, measure)
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_a_limit_changes_no_bit(case: Case, rng: Rng) -> None:
     """On one multiprocessor, on a few, and on more than there are, a GEMM that offers `limited` has the bits that it
     has on all: who leaves room to a collective trains the same model."""
@@ -105,7 +105,7 @@ def test_a_limit_changes_no_bit(case: Case, rng: Rng) -> None:
         assert_same_bits(_run(case, limited, problem, quantized), free, f"{case.gemm} on {most} multiprocessors")
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_halves_of_a_weight_take_turns(case: Case, rng: Rng) -> None:
     """`interleave_halves`, where fprop's answer has it, moves every row and no other, and back: gate and up columns of
     [G, K, 2 F], and rows of [G, 2 F, K], in blocks of one, of some, and of a half."""
@@ -126,7 +126,7 @@ def test_halves_of_a_weight_take_turns(case: Case, rng: Rng) -> None:
             assert_same_bits(back, halves.reshape(shape), f"halves of {block}")
 
 
-@needs("gemm", variants.mx_gemms, weight="kn")
+@needs("gemm", selections.mx_gemms, weight="kn")
 def test_weights_that_lie_the_other_way(case: Case, rng: Rng, measure: Measure) -> None:
     """A weight stored as [G, K, N] and quantized as it lies: fprop reads its columnwise plane, dgrad its rowwise one,
     and wgrad writes dw as [G, K, N]; the bounds are those of [G, N, K], whose planes these are."""
@@ -138,7 +138,7 @@ def test_weights_that_lie_the_other_way(case: Case, rng: Rng, measure: Measure) 
     _check(case, problem, actual, _quantized(case, problem), measure)
 
 
-@needs("gemm", variants.few_gemms)
+@needs("gemm", selections.few_gemms)
 def test_fp32_result(case: Case, rng: Rng, measure: Measure) -> None:
     """out_dtype float32 keeps the accumulator: no rounding through a narrower type, which would also hide that a
     sum is not promoted where no scale of a block makes a kernel do so."""
@@ -150,7 +150,7 @@ def test_fp32_result(case: Case, rng: Rng, measure: Measure) -> None:
     _check(case, problem, actual, quantized, measure)
 
 
-@needs("gemm", variants.few_fprops)
+@needs("gemm", selections.few_fprops)
 def test_bias_is_added(case: Case, rng: Rng, measure: Measure) -> None:
     """y has its group's bias, before the one rounding, and none past the sum."""
     problem = draw_problem(rng, case.dtype)
@@ -161,7 +161,7 @@ def test_bias_is_added(case: Case, rng: Rng, measure: Measure) -> None:
     assert_zero_rows(actual, problem.total, "y with a bias")
 
 
-@needs("gemm", variants.mx_fprops)
+@needs("gemm", selections.mx_fprops)
 def test_bias_is_scaled_by_row(case: Case, rng: Rng, measure: Measure) -> None:
     """With `bias_scales` [M] row r gets bias_scales[r] times its group's bias; scales past the sum are not read."""
     problem = draw_problem(rng, case.dtype)
@@ -175,7 +175,7 @@ def test_bias_is_scaled_by_row(case: Case, rng: Rng, measure: Measure) -> None:
     assert_zero_rows(actual, problem.total, "y with a scaled bias")
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_unspecified_rows_are_not_read(case: Case, rng: Rng) -> None:
     """Codes and scales past the sum are the quantizer's business: filled with NaN they change no bit
     (faults 9, 12)."""
@@ -220,7 +220,7 @@ def _poisoned(tensor: QuantizedArray) -> QuantizedArray:
     return replace(tensor, **planes)
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_sizes_of_either_width(case: Case, rng: Rng) -> None:
     """Sizes are integers of 32 or of 64 bits, as callers have them, on the rows' device: the same bits."""
     problem = draw_problem(rng, case.dtype)
@@ -230,7 +230,7 @@ def test_sizes_of_either_width(case: Case, rng: Rng) -> None:
     assert_same_bits(wide, narrow, f"{case.gemm} with int64 sizes")
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_no_rows(case: Case, rng: Rng) -> None:
     """A batch without a row, as a rank has to which no token was sent: zeros of dw, and nothing else."""
     _, K, N, G = MAIN
@@ -241,7 +241,7 @@ def test_no_rows(case: Case, rng: Rng) -> None:
     assert not actual.astype(np.float32).any(), f"{case.gemm} of no rows is not zero"
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_all_groups_empty(case: Case, rng: Rng) -> None:
     """Sizes that are all zero give zeros and neither NaN nor a hang (faults 1, 3, 5, 34)."""
     problem = draw_problem(rng, case.dtype, sizes=np.zeros(MAIN[3], dtype=np.int32))
@@ -249,7 +249,7 @@ def test_all_groups_empty(case: Case, rng: Rng) -> None:
     assert not actual.astype(np.float32).any()
 
 
-@needs("gemm", variants.mx_wgrads)
+@needs("gemm", selections.mx_wgrads)
 def test_wgrad_accumulates(case: Case, rng: Rng, measure: Measure) -> None:
     """With `out` and accumulate=True dw is added to it, and an empty group leaves its part untouched to the bit: in
     fp32, and in the operands' dtype where that is served. A framework whose arrays cannot be written gets the sum."""
@@ -291,7 +291,7 @@ def _check_sum(case: Case, rng: Rng, problem: Problem, dtype: Any, measure: Meas
     assert_same_bits(actual[empty], start[empty], "accumulator of empty groups")
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_poisoned_out_is_overwritten(case: Case, rng: Rng) -> None:
     """NaN in `out` changes no bit: tails and empty groups are written too (faults 1, 3, 8, 12). A framework whose
     arrays cannot be written says so in a ValueError."""
@@ -319,7 +319,7 @@ def _long_problem(case: Case, rng: Rng, length: int, others: tuple[int, int]) ->
     return draw_problem(rng, case.dtype, shape, np.array([41, 30], dtype=np.int32))
 
 
-@needs("gemm", variants.mx_gemms)
+@needs("gemm", selections.mx_gemms)
 def test_long_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """A sum far longer than one tile, a multiple of 16 and of no tile, as kernels that refuse odd columns serve
     (faults 20, 21, 24, 25); more than 16 384 in the full selection."""
@@ -328,7 +328,7 @@ def test_long_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     _check(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
 
 
-@needs("gemm", variants.mx_gemms)
+@needs("gemm", selections.mx_gemms)
 def test_long_odd_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """The same of odd length, between odd sides (faults 24, 25)."""
     problem = _long_problem(case, rng, 16_401 if full else 1_057, (41, 33))
@@ -336,7 +336,7 @@ def test_long_odd_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> No
     _check(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_one_group_at_a_time(case: Case, rng: Rng, measure: Measure) -> None:
     """All rows in the first group, in the last, in a middle one; one row only (faults 6, 13, 19)."""
     for group, size in ((0, 129), (MAIN[3] - 1, 128), (2, 1)):
@@ -349,7 +349,7 @@ def test_one_group_at_a_time(case: Case, rng: Rng, measure: Measure) -> None:
         _check(case, problem, actual, quantized, measure)
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_gemm_repeats_bitwise(case: Case, rng: Rng, full: bool) -> None:
     """The same operands give the same bits (product: deterministic by default; faults 22, 30, 33)."""
     problem = draw_problem(rng, case.dtype)

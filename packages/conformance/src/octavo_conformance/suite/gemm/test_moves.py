@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor
 from octavo_conformance.oracles.functions import U
@@ -62,7 +62,7 @@ def columns(rng: Rng) -> int:
     return int(rng.choice([1, 40, 129]))
 
 
-@needs("route", variants.unquantized)
+@needs("route", selections.unquantized)
 def test_route(case: Case, rng: Rng) -> None:
     """Stable, nobody's choices last and in no size, each position the inverse of the order (faults 18, 61)."""
     index = case.array(draw_choices(rng))
@@ -73,7 +73,7 @@ def test_route(case: Case, rng: Rng) -> None:
     assert_same_bits(case.numpy(routed), expected.routed, "routed")
 
 
-@needs("permute_rows", variants.unquantized)
+@needs("permute_rows", selections.unquantized)
 def test_permute_rows(case: Case, rng: Rng) -> None:
     """A token's row once per choice, times its weight and rounded once; zeros past the sum."""
     index, weights, x = draw_choices(rng), draw_weights(rng), draw(rng, (TOKENS, columns(rng)), case.dtype)
@@ -87,7 +87,7 @@ def test_permute_rows(case: Case, rng: Rng) -> None:
     assert_same_bits(case.numpy(rows), expected, "rows")
 
 
-@needs("combine_rows", variants.unquantized)
+@needs("combine_rows", selections.unquantized)
 def test_combine_rows(case: Case, rng: Rng) -> None:
     """fp32 sums in the order of choices, rounded once; NaN past the sum, and as the weight of nobody's choice, stays
     there (faults 14, 18)."""
@@ -106,7 +106,7 @@ def test_combine_rows(case: Case, rng: Rng) -> None:
     assert_same_bits(case.numpy(y), total.astype(DTYPES[case.dtype]), "y")
 
 
-@needs("combine_rows", variants.unquantized)
+@needs("combine_rows", selections.unquantized)
 def test_combine_rows_of_other_places(case: Case, rng: Rng) -> None:
     """A layer over several ranks sums rows of buffers with more places than it has choices, wherever they stand; NaN
     at the other places stays there."""
@@ -124,7 +124,7 @@ def test_combine_rows_of_other_places(case: Case, rng: Rng) -> None:
     assert_same_bits(case.numpy(y), total.astype(DTYPES[case.dtype]), "y")
 
 
-@needs("dot_rows", variants.unquantized)
+@needs("dot_rows", selections.unquantized)
 def test_dot_rows(case: Case, rng: Rng, measure: Measure) -> None:
     """The gradient of weights within n u of float64, zero where a choice is nobody's, the same each time (fault 11)."""
     index, width = draw_choices(rng), columns(rng)
@@ -143,7 +143,7 @@ def test_dot_rows(case: Case, rng: Rng, measure: Measure) -> None:
     measure("bound.products", float(error.max(initial=0)))
 
 
-@needs("quantize", variants.ragged)
+@needs("quantize", selections.ragged)
 def test_codes_of_tokens(case: Case, rng: Rng) -> None:
     """`of_tokens`, where the answer has it, makes the codes and the amax of permuted rows: choices that are nobody's,
     one group's alone, and no other (fault 18)."""
@@ -165,7 +165,7 @@ def test_codes_of_tokens(case: Case, rng: Rng) -> None:
         assert_same_bits(case.numpy(amax), largest, "amax")
 
 
-@needs("combine_rows", variants.unquantized, graph_safe=True)
+@needs("combine_rows", selections.unquantized, graph_safe=True)
 def test_moves_read_no_value(case: Case, rng: Rng) -> None:
     """Graph-safe moves wait for no value of the routing (fault 36); a backend need not serve all four of them."""
     x, choices = case.array(draw(rng, (TOKENS, 40), case.dtype)), draw_choices(rng)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_within_bound, assert_zero_groups, assert_zero_rows, blocks_of
 from octavo_conformance.problems.case import OPERANDS, Case, Measure
@@ -12,7 +12,7 @@ from octavo_conformance.problems.inputs import Array, Rng
 from octavo_conformance.problems.operands import by_definition, draw_problem, gemm_call
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_what_is_not_finite_is_not_lost(case: Case, rng: Rng, measure: Measure) -> None:
     """An overflow is never hidden: results with a NaN or an infinite operand are what float64 has of it, and others,
     of other rows and groups, are within their bound. The tail and the gradient of an empty group are zeros."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import octavo_numerics
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.problems.case import Case
@@ -87,7 +87,7 @@ def assert_moment(case: Case, arrays: tuple[Any, Any], wanted: Any, what: str) -
         assert_same_bits(case.numpy(array), wanted, what)
 
 
-@needs("adamw_step", variants.unquantized)
+@needs("adamw_step", selections.unquantized)
 def test_steps_of_adamw(case: Case, rng: Rng) -> None:
     """Two steps of a master and a gradient of the dtype, with moments in 32 and in 8 bits, rows that end inside of a
     block; the values that are written are the master's."""
@@ -101,7 +101,7 @@ def test_steps_of_adamw(case: Case, rng: Rng) -> None:
             training.check()
 
 
-@needs("adamw_step", variants.unquantized)
+@needs("adamw_step", selections.unquantized)
 def test_scaled_gradients_and_steps_that_are_skipped(case: Case, rng: Rng) -> None:
     """As a GradScaler has it: `inverse_scale` multiplies the gradient in fp32, and `skip` leaves every array alone."""
     scale = case.array(np.array([2.0**-5], np.float32))
@@ -116,7 +116,7 @@ def test_scaled_gradients_and_steps_that_are_skipped(case: Case, rng: Rng) -> No
         training.check()
 
 
-@needs("adamw_step", variants.unquantized)
+@needs("adamw_step", selections.unquantized)
 def test_rows_of_a_larger_tensor(case: Case, rng: Rng) -> None:
     """A rank steps its rows with the random bits of the whole."""
     for state_bits in (32, 8):

@@ -8,7 +8,7 @@ import numpy as np
 
 import octavo_numerics
 from octavo.router import RouterRule, Score
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.problems.case import Case
@@ -50,7 +50,7 @@ def assert_chosen(case: Case, made: Any, logits: Array, expected: octavo_numeric
     assert (np.abs(weights - expected.weights) <= bound).all(), "weights are past octavo_numerics.choice_weights_bound"
 
 
-@needs("choose_experts", variants.unquantized)
+@needs("choose_experts", selections.unquantized)
 def test_choices(case: Case, rng: Rng) -> None:
     """By logit, ties to the lower index, whatever scores round to; nobody's choice weighs 0 and counts nowhere."""
     for score in SCORES:
@@ -63,7 +63,7 @@ def test_choices(case: Case, rng: Rng) -> None:
             assert_chosen(case, made, logits, expected, rule)
 
 
-@needs("choose_experts", variants.unquantized)
+@needs("choose_experts", selections.unquantized)
 def test_choices_with_a_bias_and_in_groups(case: Case, rng: Rng) -> None:
     """The bias chooses and does not weigh. Logits and biases are such that no two sums of scores are near: steps that
     differ for each expert."""
@@ -75,7 +75,7 @@ def test_choices_with_a_bias_and_in_groups(case: Case, rng: Rng) -> None:
         assert_chosen(case, made, logits, octavo_numerics.choose_experts(logits, rule, bias), rule)
 
 
-@needs("choose_experts", variants.unquantized)
+@needs("choose_experts", selections.unquantized)
 def test_choices_of_logits_that_are_no_numbers(case: Case, rng: Rng) -> None:
     """NaN is chosen before all numbers, so that a model that has diverged says so: its weight is NaN, and those are
     that are divided by it."""
@@ -89,7 +89,7 @@ def test_choices_of_logits_that_are_no_numbers(case: Case, rng: Rng) -> None:
         assert_near_or_nan(weights.astype(np.float64), expected.weights, bound, "weights")
 
 
-@needs("choose_gradient", variants.unquantized)
+@needs("choose_gradient", selections.unquantized)
 def test_gradient_of_logits_that_are_no_numbers(case: Case, rng: Rng) -> None:
     """It is NaN where the definition's is."""
     for score in SCORES:
@@ -122,7 +122,7 @@ def gradient_bound(case: Case, given: tuple[Array, Array, Array], rule: RouterRu
     return np.asarray(bound * (1 + unit) + np.abs(expected) * unit + SMALLEST[case.dtype])
 
 
-@needs("choose_gradient", variants.unquantized)
+@needs("choose_gradient", selections.unquantized)
 def test_gradient_of_the_logits(case: Case, rng: Rng) -> None:
     """From the weights' gradient, for choices of which some are nobody's and some stand twice."""
     for score in SCORES:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.quantizer import Operand
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_zero_rows
 from octavo_conformance.problems.case import Case
@@ -30,7 +30,7 @@ def _operands(case: Case, rng: Rng) -> dict[Operand, Array]:
     }
 
 
-@needs("gemm", variants.unquantized_gemms)
+@needs("gemm", selections.unquantized_gemms)
 def test_rows_of_tokens(case: Case, rng: Rng) -> None:
     """Where the answer takes tokens in high precision, a product of them has the bits of one of their rows: with
     choices that are nobody's, of one group alone, and of no group. A token that nobody chose may be NaN, and numbers in
@@ -60,7 +60,7 @@ def test_rows_of_tokens(case: Case, rng: Rng) -> None:
             assert_zero_rows(expected, total, case.gemm)
 
 
-@needs("gemm", variants.weight_gemms)
+@needs("gemm", selections.weight_gemms)
 def test_rows_of_codes_of_tokens(case: Case, rng: Rng) -> None:
     """Where the answer takes tokens in a recipe that quantizes them, a product of tokens, each quantized once, has the
     bits of one of quantized rows. The codes of a token that nobody chose may be NaN, and numbers in `order` past the
@@ -95,7 +95,7 @@ def test_rows_of_codes_of_tokens(case: Case, rng: Rng) -> None:
         assert_same_bits(case.numpy(run(*given, sizes)), expected, f"{case.gemm} of codes of {gathered}'s tokens")
 
 
-@needs("gemm", variants.unquantized_wgrads)
+@needs("gemm", selections.unquantized_wgrads)
 def test_rows_of_tokens_are_added(case: Case, rng: Rng) -> None:
     """wgrad adds to `out`, in fp32 and in the dtype of the operands, what it adds of rows."""
     bound: Any = case.plan(case.gemm, k=K, n=N, groups=GROUPS).bound

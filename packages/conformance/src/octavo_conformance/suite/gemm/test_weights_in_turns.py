@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from octavo.grouped_tensor import PLAIN
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.problems.case import Case
@@ -86,13 +86,13 @@ def _check_codes(case: Case, rng: Rng, weight: Weight) -> None:
         assert_same_bits(actual, expected, f"{case.gemm} of codes of turns of {block} in {weight}, {layout}")
 
 
-@needs("gemm", variants.weight_gemms)
+@needs("gemm", selections.weight_gemms)
 def test_products_of_rows_in_turns(case: Case, rng: Rng) -> None:
     """fprop and dgrad of codes of [G, 2 F, K] in turns, in the layout that each reads, have the bits of the halves'."""
     _check_codes(case, rng, "nk")
 
 
-@needs("gemm", variants.weight_gemms, weight="kn")
+@needs("gemm", selections.weight_gemms, weight="kn")
 def test_products_of_columns_in_turns(case: Case, rng: Rng) -> None:
     """The same of a weight stored as [G, K, 2 F]."""
     _check_codes(case, rng, "kn")
@@ -198,20 +198,20 @@ def _check_gradients(case: Case, rng: Rng, weight: Weight) -> None:
         _check_out(wide, wide.answer(block).run, total, start, block, accumulate=True, written=written)
 
 
-@needs("gemm", variants.wgrads)
+@needs("gemm", selections.wgrads)
 def test_gradients_of_rows_in_turns(case: Case, rng: Rng) -> None:
     """dw [G, 2 F, K] with gate and up rows in turns: a new array, over NaN, and added to what is there, contiguous or
     not. It has the bits of the halves' dw; an empty group is zero, or keeps its bits."""
     _check_gradients(case, rng, "nk")
 
 
-@needs("gemm", variants.wgrads, weight="kn")
+@needs("gemm", selections.wgrads, weight="kn")
 def test_gradients_of_columns_in_turns(case: Case, rng: Rng) -> None:
     """The same of dw [G, K, 2 F]."""
     _check_gradients(case, rng, "kn")
 
 
-@needs("gemm", variants.wgrads)
+@needs("gemm", selections.wgrads)
 def test_a_limit_changes_no_bit_of_rows_in_turns(case: Case, rng: Rng) -> None:
     """`limited` of the answer for single rows: on one multiprocessor, on a few, and on more than there are."""
     problem = _draw(case, rng, MAIN[2])
@@ -224,7 +224,7 @@ def test_a_limit_changes_no_bit_of_rows_in_turns(case: Case, rng: Rng) -> None:
         assert_same_bits(gradient.run(answer.limited(most)), free, f"dw in turns on {most} multiprocessors")
 
 
-@needs("gemm", variants.wgrads)
+@needs("gemm", selections.wgrads)
 def test_all_groups_of_rows_in_turns_are_empty(case: Case, rng: Rng) -> None:
     """Zeros over NaN, and sums of which every bit stays."""
     problem = replace(_draw(case, rng, MAIN[2]), sizes=np.zeros(MAIN[3], np.int32))

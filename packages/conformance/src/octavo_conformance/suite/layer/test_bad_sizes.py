@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.quantizer import Operand
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.layers import run_layer
@@ -37,7 +37,7 @@ def _unless_refused(case: Case, run: Callable[[list[int]], Array], sizes: list[i
         return None
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_host_sizes_are_checked_by_quantize(case: Case, rng: Rng) -> None:
     """A list that is negative, or sums past M, is a ValueError that says which (product, promise 2; fault 62)."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
@@ -46,7 +46,7 @@ def test_host_sizes_are_checked_by_quantize(case: Case, rng: Rng) -> None:
             case.quantize(x, list(sizes), **arguments_for(case.spec, rng, GROUPS))
 
 
-@needs("layer", variants.few_recipes)
+@needs("layer", selections.few_recipes)
 def test_host_sizes_are_checked_by_the_layer(case: Case, rng: Rng) -> None:
     """The same for the layer (faults 12, 61, 62)."""
     problem = draw_problem(rng, case.dtype)
@@ -55,7 +55,7 @@ def test_host_sizes_are_checked_by_the_layer(case: Case, rng: Rng) -> None:
             run_layer(case, problem, sizes=list(sizes))
 
 
-@needs("quantize", variants.one_a_scaling, sizes="device")
+@needs("quantize", selections.one_per_scaling, sizes="device")
 def test_device_sizes_are_clamped_by_quantize(case: Case, rng: Rng) -> None:
     """Nothing is raised, nothing crashes, and the groups before the first wrong size are right (fault 61). A CPU's
     memory is the host's, so there a ValueError will do as well."""
@@ -83,7 +83,7 @@ def test_device_sizes_are_clamped_by_quantize(case: Case, rng: Rng) -> None:
         assert_same_bits(actual[:100], right[:100], f"codes of the first group with sizes {sizes}")
 
 
-@needs("gemm", variants.few_gemms, sizes="device")
+@needs("gemm", selections.few_gemms, sizes="device")
 def test_device_sizes_are_clamped_by_gemms(case: Case, rng: Rng) -> None:
     """The same for the three GEMMs: right before the first wrong size, unchanged shapes, no crash (fault 61)."""
     problem = draw_problem(rng, case.dtype, sizes=np.array([100, 0, 50, 7, 0, 1], dtype=np.int32))

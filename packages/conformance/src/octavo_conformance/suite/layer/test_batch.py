@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.formats import DType
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.layers import run_layer
@@ -39,7 +39,7 @@ def other_batch(problem: Problem, rng: Rng, dtype: DType, rows: int) -> tuple[Pr
     return replace(problem, x=x, dy=problem.dy[:0], sizes=sizes), places, sources
 
 
-@needs("layer", variants.batch_invariant_recipes)
+@needs("layer", selections.batch_invariant_recipes)
 def test_a_row_has_the_same_bits_in_every_batch(case: Case, rng: Rng, full: bool) -> None:
     """Other rows, other group sizes, another tail and another number of rows leave a row of y as it was: what a sampler
     computes token by token is what the trainer computes."""

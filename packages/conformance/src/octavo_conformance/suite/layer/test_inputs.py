@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.grouped_tensor import PLAIN
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, as_given, sizes_for
@@ -46,20 +46,20 @@ def _quantize(case: Case, rng: Rng, x: Array, sizes: Array | None, groups: int) 
     _assert_kept(case, given, before, "quantize")
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_quantize_writes_no_input(case: Case, rng: Rng) -> None:
     """x, its scales and the group sizes are as they were: the layer's other operations read them, too."""
     _quantize(case, rng, draw(rng, (ROWS, COLUMNS), case.dtype), sizes_for(rng), GROUPS)
 
 
-@needs("quantize", variants.stacked)
+@needs("quantize", selections.stacked)
 def test_quantize_writes_no_weight(case: Case, rng: Rng) -> None:
     """A parameter is the optimizer's to change."""
     _, K, N, groups = MAIN
     _quantize(case, rng, draw(rng, (groups, N, K), case.dtype), None, groups)
 
 
-@needs("gemm", variants.gemms)
+@needs("gemm", selections.gemms)
 def test_gemm_writes_no_input(case: Case, rng: Rng) -> None:
     """Codes, scales, unquantized operands, group sizes and a bias are as they were: a layer's forward and backward
     share w, x and the sizes. Operands in a layout of the backend's own are its own business."""

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.layers import assert_layer, run_layer
 from octavo_conformance.problems.case import Case, Examples, Measure
@@ -24,7 +24,7 @@ EDGES = (
 )
 
 
-@needs("layer", variants.recipes)
+@needs("layer", selections.recipes)
 def test_forward_and_gradients(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """y, dx, dw and db are those of the definition's codes, within the GEMM bounds, on drawn sizes with empty groups
     and a tail (faults 4, 10, 38, 57, 63, 65)."""
@@ -33,7 +33,7 @@ def test_forward_and_gradients(case: Case, rng: Rng, full: bool, measure: Measur
         assert_layer(case, problem, run_layer(case, problem), measure)
 
 
-@needs("layer", variants.base_recipes)
+@needs("layer", selections.base_recipes)
 def test_group_size_edges(case: Case, rng: Rng, measure: Measure) -> None:
     """Empty groups first, last, in the middle, everywhere; no tail; one row each (faults 2, 4, 5, 6, 7)."""
     for name, sizes in EDGES:
@@ -44,7 +44,7 @@ def test_group_size_edges(case: Case, rng: Rng, measure: Measure) -> None:
         assert_layer(case, problem, outcome, measure)
 
 
-@needs("layer", variants.few_recipes)
+@needs("layer", selections.few_recipes)
 def test_any_group_sizes(case: Case, rng: Rng, measure: Measure, examples: Examples) -> None:
     """Sizes on both sides of every tile edge (faults 15, 16, 17, 19); `gemm` and `test_group_size_edges` have drawn
     sizes and the edges in every recipe."""
@@ -61,7 +61,7 @@ def test_any_group_sizes(case: Case, rng: Rng, measure: Measure, examples: Examp
     examples(check)
 
 
-@needs("layer", variants.mx_recipe)
+@needs("layer", selections.mx_recipe)
 def test_shapes_between_tiles(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """K and N that are multiples of 16 and of no tile, as kernels that refuse odd columns serve; few rows, one group
     (faults 13, 17, 19, 20, 24, 25)."""
@@ -74,7 +74,7 @@ def test_shapes_between_tiles(case: Case, rng: Rng, full: bool, measure: Measure
         assert_layer(case, problem, run_layer(case, problem), measure)
 
 
-@needs("layer", variants.mx_recipe)
+@needs("layer", selections.mx_recipe)
 def test_odd_shapes(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """K and N that are not a multiple of any block (faults 24, 25)."""
     shapes = [(33, 45, 77, 1)]
@@ -85,7 +85,7 @@ def test_odd_shapes(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
         assert_layer(case, problem, run_layer(case, problem), measure)
 
 
-@needs("layer", variants.row_recipe)
+@needs("layer", selections.row_recipe)
 def test_many_groups(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """More than 64 groups, more groups than rows; more than 1 000 in the full selection (product: int64 inside)."""
     groups = 1100 if full else 70
@@ -94,7 +94,7 @@ def test_many_groups(case: Case, rng: Rng, full: bool, measure: Measure) -> None
     assert_layer(case, problem, run_layer(case, problem), measure)
 
 
-@needs("layer", variants.few_recipes)
+@needs("layer", selections.few_recipes)
 def test_positive_mean_and_outliers(case: Case, rng: Rng, measure: Measure) -> None:
     """Activations with a mean and with outliers: sums grow, and the accumulator must keep up (docs/numerics)."""
     for name in ("positive", "outliers"):
@@ -102,7 +102,7 @@ def test_positive_mean_and_outliers(case: Case, rng: Rng, measure: Measure) -> N
         assert_layer(case, problem, run_layer(case, problem), measure, cuts=())
 
 
-@needs("layer", variants.mx_recipe)
+@needs("layer", selections.mx_recipe)
 def test_without_bias_and_forward_only(case: Case, rng: Rng, measure: Measure) -> None:
     """No bias, no gradient asked for: y alone, and the same y."""
     problem = draw_problem(rng, case.dtype)
@@ -111,7 +111,7 @@ def test_without_bias_and_forward_only(case: Case, rng: Rng, measure: Measure) -
     assert_layer(case, problem, outcome, measure, bias=False)
 
 
-@needs("layer", variants.mx_recipe, sizes="host")
+@needs("layer", selections.mx_recipe, sizes="host")
 def test_sizes_may_be_a_list(case: Case, rng: Rng) -> None:
     """Host sizes give the result that a framework array of them gives."""
     problem = draw_problem(rng, case.dtype)
@@ -119,7 +119,7 @@ def test_sizes_may_be_a_list(case: Case, rng: Rng) -> None:
     run_layer(case, problem, sizes=as_list).assert_bits_of(run_layer(case, problem), "sizes as a list")
 
 
-@needs("layer", variants.base_recipes)
+@needs("layer", selections.base_recipes)
 def test_repeats_bitwise(case: Case, rng: Rng, full: bool) -> None:
     """The same call gives the same bits, db included (faults 22, 41, 65)."""
     problem = draw_problem(rng, case.dtype)
@@ -128,7 +128,7 @@ def test_repeats_bitwise(case: Case, rng: Rng, full: bool) -> None:
         run_layer(case, problem).assert_bits_of(first, "repeated")
 
 
-@needs("layer", variants.stochastic_recipes)
+@needs("layer", selections.stochastic_recipes)
 def test_seed_reaches_the_gradients(case: Case, rng: Rng, measure: Measure) -> None:
     """Another seed or group_offset changes the stochastic operands alone, to the definition's (fault 40)."""
     problem = draw_problem(rng, case.dtype)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.layers import run_layer
@@ -40,7 +40,7 @@ def _rows(array: Array, sizes: Array, group: int) -> Array:
     return array[int(starts[group]) : int(starts[group + 1])]
 
 
-@needs("layer", variants.unrounded_recipes)
+@needs("layer", selections.unrounded_recipes)
 def test_expert_permutation(case: Case, rng: Rng) -> None:
     """Experts in another order, empty ones moved about with them: the same rows come back, moved (fault 6)."""
     sizes = np.array([33, 0, 129, 0, 17, 0], dtype=np.int32)
@@ -61,7 +61,7 @@ def test_expert_permutation(case: Case, rng: Rng) -> None:
             )
 
 
-@needs("layer", variants.row_recipe)
+@needs("layer", selections.row_recipe)
 def test_empty_experts_elsewhere(case: Case, rng: Rng) -> None:
     """Three busy experts, with the empty ones after them or between them: no scale, offset or weight shifts. In other
     recipes drawn orders of `test_expert_permutation` move as many."""
@@ -76,7 +76,7 @@ def test_empty_experts_elsewhere(case: Case, rng: Rng) -> None:
         assert_same_bits(after.arrays()[name], before.arrays()[name], f"{name} with empty experts between")
 
 
-@needs("layer", variants.row_scaled_recipes)
+@needs("layer", selections.row_scaled_recipes)
 def test_split_invariance(case: Case, rng: Rng) -> None:
     """Where no scale spans rows, an expert's rows may be split between two copies of it."""
     whole = np.array([129, 0, 0, 0, 0, 0], dtype=np.int32)
@@ -93,7 +93,7 @@ def test_split_invariance(case: Case, rng: Rng) -> None:
         assert_same_bits(after.arrays()[name], before.arrays()[name], f"{name} of a split expert")
 
 
-@needs("layer", variants.unrounded_recipes)
+@needs("layer", selections.unrounded_recipes)
 def test_padding_invariance(case: Case, rng: Rng) -> None:
     """Zero rows at an expert's end change neither the real rows of y and dx nor, but for the order of sums, dw
     (fault 64)."""
@@ -113,7 +113,7 @@ def test_padding_invariance(case: Case, rng: Rng) -> None:
             assert_same_bits(mine, _rows(plain, problem.sizes, group), f"{name} of padded expert {group}")
 
 
-@needs("layer", variants.base_recipes)
+@needs("layer", selections.base_recipes)
 def test_one_expert_does_not_see_another(case: Case, rng: Rng) -> None:
     """NaN in one expert's rows and weights leaves the others' y, dx and dw bits alone."""
     problem = draw_problem(rng, case.dtype, sizes=SIZES)

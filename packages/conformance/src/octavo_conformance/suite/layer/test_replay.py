@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_tensor
 from octavo_conformance.oracles.layers import assert_layer, run_layer
@@ -22,7 +22,7 @@ from octavo_conformance.problems.operands import SEED, by_definition
 from octavo_conformance.problems.recording import record
 
 
-@needs("layer", variants.few_recipes)
+@needs("layer", selections.few_recipes)
 def test_recorded_steps(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """The layers of each recorded step (in quick runs the first one of two steps): weights of 2x3 blocks of 128, an
     empty and a one-row group, non-square sizes, a positive-mean activation (faults 56, 59, 65)."""
@@ -47,7 +47,7 @@ def test_recorded_steps(case: Case, rng: Rng, full: bool, measure: Measure) -> N
             assert_layer(case, problem, outcome, measure, cuts=("whole",) if name == "fc1" else ())
 
 
-@needs("layer", variants.few_recipes)
+@needs("layer", selections.few_recipes)
 def test_two_optimizer_steps(case: Case, rng: Rng, measure: Measure) -> None:
     """Forward, backward, a step of the optimizer, and again on the backend's own weights (fault 65)."""
     first = next(iter(record(rng, case.recipe, case.dtype))).fc1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.layers import run_layer
@@ -23,7 +23,7 @@ EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Of the dtypes: twice what one rounding is off by."""
 
 
-@needs("layer", variants.mx_recipe)
+@needs("layer", selections.mx_recipe)
 def test_sharded_against_single_device(case: Case, rng: Rng) -> None:
     """Tokens and the kernel's K on two devices, experts on as many where there are four: y and dx are the bits of each
     block alone, dw is the sum over tokens' shards, rounded once (product: one call on every mesh)."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_zero_rows
 from octavo_conformance.oracles.layers import run_layer
@@ -15,7 +15,7 @@ from octavo_conformance.problems.inputs import Rng, draw_sizes
 from octavo_conformance.problems.operands import MAIN, draw_problem
 
 
-@needs("layer", variants.base_recipes)
+@needs("layer", selections.base_recipes)
 def test_nan_past_the_sum_changes_no_bit(case: Case, rng: Rng) -> None:
     """NaN and Inf in turns in the tails of x and dy change no bit of y, dx, dw or db (faults 8, 9, 10, 11, 12, 14)."""
     problem = draw_problem(rng, case.dtype, sizes=draw_sizes(rng, MAIN[3], MAIN[0] - 31))
@@ -29,7 +29,7 @@ def test_nan_past_the_sum_changes_no_bit(case: Case, rng: Rng) -> None:
     run_layer(case, replace(problem, x=x, dy=dy)).assert_bits_of(clean, "NaN and Inf past the sum")
 
 
-@needs("layer", variants.base_recipes)
+@needs("layer", selections.base_recipes)
 def test_rows_past_the_sum_are_zero(case: Case, rng: Rng) -> None:
     """y and dx past the sum are exact zeros, a bias notwithstanding, where the tail is one row; longer tails, and
     nothing but tail, are in `layer::test_group_size_edges`."""
@@ -41,7 +41,7 @@ def test_rows_past_the_sum_are_zero(case: Case, rng: Rng) -> None:
     assert_zero_rows(outcome.dx, MAIN[0] - 1, "dx")
 
 
-@needs("layer", variants.few_recipes)
+@needs("layer", selections.few_recipes)
 def test_two_steps_with_a_stale_tail(case: Case, rng: Rng) -> None:
     """A second step that gets the first one's results as inputs, poisoned tail included, stays finite (fault 9)."""
     problem = draw_problem(rng, case.dtype)

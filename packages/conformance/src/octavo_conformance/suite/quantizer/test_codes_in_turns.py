@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_tensor
 from octavo_conformance.oracles.quantizing import arguments_for, as_given
@@ -77,7 +77,7 @@ def _served(case: Case, rng: Rng) -> Iterator[Served]:
                 yield Served(case, answer, block, weight, shape, arguments_for(case.spec, rng, GROUPS))
 
 
-@needs("quantize", variants.stacked)
+@needs("quantize", selections.stacked)
 def test_codes_of_rows_in_turns(case: Case, rng: Rng) -> None:
     """Blocks of one row, of a few, of many, and of a number that divides no tile, along either axis of a matrix:
     scales of blocks, too, are those of the halves. NaN and Inf poison the units that they are in there."""
@@ -87,7 +87,7 @@ def test_codes_of_rows_in_turns(case: Case, rng: Rng) -> None:
             served.assert_codes(served.answer.run(turns, None, **served.given), expected, "run")
 
 
-@needs("quantize", variants.stacked)
+@needs("quantize", selections.stacked)
 def test_amax_of_rows_in_turns(case: Case, rng: Rng) -> None:
     """`with_amax`, where the answer for a block has it: the same codes, and the largest magnitude of each group."""
     tried = 0
@@ -102,7 +102,7 @@ def test_amax_of_rows_in_turns(case: Case, rng: Rng) -> None:
         pytest.skip("no answer for rows in turns has with_amax: front ends take weights apart first")
 
 
-@needs("quantize", variants.stacked)
+@needs("quantize", selections.stacked)
 def test_codes_of_rows_in_turns_are_written_again(case: Case, rng: Rng) -> None:
     """`into`, where the answer for a block has it, over another weight's codes and an amax of NaN: nothing is left of
     these, and everything where `unchanged` is not 0."""

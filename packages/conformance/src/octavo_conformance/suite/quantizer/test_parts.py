@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, as_given
@@ -64,7 +64,7 @@ def _assert_amax(case: Case, measured: Any, expected: Array) -> None:
     assert_same_bits(np.where(nan, 0, amax), np.where(nan, np.float32(0), expected), "amax")
 
 
-@needs("quantize", variants.rows_and_weights)
+@needs("quantize", selections.rows_and_weights)
 def test_codes_and_amax_in_one_pass(case: Case, rng: Rng) -> None:
     """`with_amax`, from which delayed scaling makes its next scales: the definition's codes, and the largest magnitude
     of each group, NaN where it holds one, 0 where it is empty, whatever stands past the sum (fault 14)."""
@@ -77,7 +77,7 @@ def test_codes_and_amax_in_one_pass(case: Case, rng: Rng) -> None:
         _assert_amax(case, amax, call.amax)
 
 
-@needs("quantize", variants.stacked)
+@needs("quantize", selections.stacked)
 def test_codes_over_an_earlier_result(case: Case, rng: Rng) -> None:
     """`into` writes every plane over another weight's, and the amax where it is wanted; with a flag that is not 0 it
     leaves all of it as it was (fault 37)."""
@@ -96,7 +96,7 @@ def test_codes_over_an_earlier_result(case: Case, rng: Rng) -> None:
             _assert_amax(case, amax, measured)
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_prepared_sizes_change_no_bit(case: Case, rng: Rng) -> None:
     """`prepare`, whose answer a layer gives to all of its operations on rows: the codes of the sizes themselves."""
     call = _call(case, rng, poison=False)

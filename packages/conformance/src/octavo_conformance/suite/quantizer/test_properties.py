@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, decoded, quantized, sizes_for
@@ -22,7 +22,7 @@ def _rows(values: Array, sizes: Array, group: int) -> Array:
     return values[int(starts[group]) : int(starts[group + 1])]
 
 
-@needs("quantize", variants.unrounded)
+@needs("quantize", selections.unrounded)
 def test_sign_symmetry(case: Case, rng: Rng) -> None:
     """q(-x) = -q(x): the same scales, codes with the sign bit turned."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
@@ -32,7 +32,7 @@ def test_sign_symmetry(case: Case, rng: Rng) -> None:
         assert np.array_equal(values, -minus[direction]), f"{direction}: q(-x) is not -q(x)"
 
 
-@needs("quantize", variants.self_scaled)
+@needs("quantize", selections.self_scaled)
 def test_scaling_by_four(case: Case, rng: Rng) -> None:
     """q(4x) = 4 q(x), delayed scaling and an amax floor aside: the scale takes all of a power of two."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
@@ -42,7 +42,7 @@ def test_scaling_by_four(case: Case, rng: Rng) -> None:
         assert np.array_equal(4 * values, four[direction]), f"{direction}: q(4x) is not 4 q(x)"
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_group_locality(case: Case, rng: Rng) -> None:
     """A group's codes do not see the other groups, huge values and NaN there included (fault 14)."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
@@ -65,7 +65,7 @@ def test_group_locality(case: Case, rng: Rng) -> None:
             )
 
 
-@needs("quantize", variants.positional)
+@needs("quantize", selections.positional)
 def test_a_group_alone_with_its_offset(case: Case, rng: Rng) -> None:
     """A group computed alone, with `group_offset`, has the bits that it has among the others."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
@@ -87,7 +87,7 @@ def test_a_group_alone_with_its_offset(case: Case, rng: Rng) -> None:
         assert_same_bits(alone[direction][: len(mine)], mine, f"{direction} of group {group} alone")
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_padding_invariance(case: Case, rng: Rng) -> None:
     """Zero rows at a group's end change no code of a real row (fault 64); Hadamard columns aside, whose padding is
     part of the operand."""
@@ -109,7 +109,7 @@ def test_padding_invariance(case: Case, rng: Rng) -> None:
             assert_same_bits(theirs, mine, f"{direction} of group {group} with 15 rows of padding")
 
 
-@needs("quantize", variants.unrounded)
+@needs("quantize", selections.unrounded)
 def test_order_and_empty_groups(case: Case, rng: Rng) -> None:
     """Groups in another order, with empty ones elsewhere, have the same codes: no index counts non-empty groups only
     (fault 6)."""
@@ -136,7 +136,7 @@ def test_order_and_empty_groups(case: Case, rng: Rng) -> None:
             )
 
 
-@needs("quantize", variants.row_scaled)
+@needs("quantize", selections.row_scaled)
 def test_split_invariance(case: Case, rng: Rng) -> None:
     """Where no scale spans rows, one group and the same rows split in six have the same row codes."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
@@ -147,7 +147,7 @@ def test_split_invariance(case: Case, rng: Rng) -> None:
         assert_same_bits(split[name], one[name], f"{name} of split rows")
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_nan_in_nan_out(case: Case, rng: Rng) -> None:
     """A NaN or Inf is never hidden: its row and column data dequantize to NaN there."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
@@ -160,7 +160,7 @@ def test_nan_in_nan_out(case: Case, rng: Rng) -> None:
         assert np.isnan(columns).any() if case.spec.hadamard else np.isnan(columns[row, column])
 
 
-@needs("quantize", variants.mx)
+@needs("quantize", selections.mx)
 def test_mx_blocks_do_not_saturate(case: Case, rng: Rng) -> None:
     """The round-up rule leaves every value within the format: the largest error is half a step of its own binade."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype, "wide")
@@ -174,7 +174,7 @@ def test_mx_blocks_do_not_saturate(case: Case, rng: Rng) -> None:
         assert (error[big] <= np.abs(exact[big]) * 2.0 ** -(mantissa + 1)).all(), f"{direction}: a block saturates"
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_poisoned_tail_changes_no_bit(case: Case, rng: Rng) -> None:
     """NaN and Inf past the sum enter no amax and no code (product, promise 2; faults 8, 14)."""
     sizes = draw_sizes(rng, GROUPS, ROWS - 31)
@@ -189,7 +189,7 @@ def test_poisoned_tail_changes_no_bit(case: Case, rng: Rng) -> None:
         assert_same_bits(second[name], plane, f"{name} with a poisoned tail")
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_repeats_bitwise(case: Case, rng: Rng, full: bool) -> None:
     """The same input gives the same bits, again and again (faults 22, 30, 32, 41)."""
     sizes = sizes_for(rng)

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo import QuantizerSpec
-from octavo_conformance.cards import variants
+from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs, needs_the_rest
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor, read_back
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, as_given, pair, sizes_for
@@ -32,14 +32,14 @@ def _compare(case: Case, rng: Rng, classes: tuple[str, ...], repeats: int) -> No
         assert_same_tensor(case, *pair(case, x, sizes, **arguments_for(case.spec, rng, GROUPS)))
 
 
-@needs("quantize", variants.ragged)
+@needs("quantize", selections.ragged)
 def test_bits(case: Case, rng: Rng, full: bool) -> None:
     """Both planes on ragged rows: each group another class of values, empty groups and a tail among them
     (faults 6, 56 and 59: an empty group shifts no scale, scales keep their kind, there are 3 blocks of 128)."""
     _compare(case, rng, NORMAL_CLASSES, 12 if full else 3)
 
 
-@needs("quantize", variants.narrow)
+@needs("quantize", selections.narrow)
 def test_bits_of_narrow_inputs(case: Case, rng: Rng) -> None:
     """bf16 and fp16 inputs convert to fp32 exactly before anything else."""
     _compare(case, rng, NORMAL_CLASSES, 2)
@@ -51,20 +51,20 @@ def test_bits_of_what_else_is_declared(case: Case, rng: Rng) -> None:
     _compare(case, rng, NORMAL_CLASSES, 1)
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_bits_of_subnormal_inputs(case: Case, rng: Rng) -> None:
     """Subnormal inputs are preserved, not flushed: alone in a group, and among normal values."""
     _compare(case, rng, ("subnormal", "wide"), 2)
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_bits_where_scales_turn(case: Case, rng: Rng) -> None:
     """The largest value is the largest code times a power of two, or one ulp beside it: a rule by exact arithmetic,
     not by a logarithm."""
     _compare(case, rng, ("edges",), 1)
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_bits_with_sizes_of_either_width(case: Case, rng: Rng) -> None:
     """Sizes are integers of 32 or of 64 bits, as callers have them, on the rows' device: the same bits."""
     sizes = sizes_for(rng)
@@ -78,20 +78,20 @@ def test_bits_with_sizes_of_either_width(case: Case, rng: Rng) -> None:
         assert_same_tensor(case, tensor, expected, f"{np.dtype(width)} sizes: ")
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_bits_of_no_rows(case: Case, rng: Rng) -> None:
     """A batch without a row has codes of no row, and scales of groups that are all empty."""
     sizes, x = np.zeros(GROUPS, dtype=np.int32), np.zeros((0, COLUMNS), dtype=DTYPES[case.dtype])
     assert_same_tensor(case, *pair(case, x, sizes, **arguments_for(case.spec, rng, GROUPS)))
 
 
-@needs("quantize", variants.ragged)
+@needs("quantize", selections.ragged)
 def test_bits_of_non_finite_inputs(case: Case, rng: Rng) -> None:
     """NaN and Inf poison their scaling unit and no other: every code of the unit is the NaN code."""
     _compare(case, rng, ("nonfinite", "gauss"), 2)
 
 
-@needs("quantize", variants.stacked)
+@needs("quantize", selections.stacked)
 def test_bits_of_stacked_weights(case: Case, rng: Rng, full: bool) -> None:
     """[G, N, K] matrices, each a group of its own; N and K leave block tails."""
     _, K, N, groups = MAIN
@@ -102,7 +102,7 @@ def test_bits_of_stacked_weights(case: Case, rng: Rng, full: bool) -> None:
         assert_same_tensor(case, *pair(case, w, None, **arguments_for(case.spec, rng, groups)))
 
 
-@needs("quantize", variants.few_quantizers)
+@needs("quantize", selections.few_quantizers)
 def test_bits_with_column_tails(case: Case, rng: Rng, full: bool) -> None:
     """K that is not a multiple of any block (faults 24, 25), few rows (fault 17), one group with a tail (fault 13)."""
     shapes = [(19, 77, 1)]
@@ -114,7 +114,7 @@ def test_bits_with_column_tails(case: Case, rng: Rng, full: bool) -> None:
         assert_same_tensor(case, *pair(case, x, sizes, **arguments_for(case.spec, rng, groups)))
 
 
-@needs("quantize", variants.few_quantizers)
+@needs("quantize", selections.few_quantizers)
 def test_bits_of_many_groups(case: Case, rng: Rng, full: bool) -> None:
     """More groups than rows, and more than 64 and, in the full selection, more than 1 000 (product: int64 inside)."""
     groups = 1100 if full else 70
@@ -124,7 +124,7 @@ def test_bits_of_many_groups(case: Case, rng: Rng, full: bool) -> None:
     assert_same_tensor(case, *pair(case, x, sizes, **arguments_for(case.spec, rng, groups)))
 
 
-@needs("quantize", variants.one_a_scaling)
+@needs("quantize", selections.one_per_scaling)
 def test_bits_for_any_group_sizes(case: Case, rng: Rng, examples: Examples) -> None:
     """Sizes on both sides of every block edge, empty groups first, last, in the middle and everywhere
     (faults 6, 15, 16 and 19: unaligned sizes give right codes, a one-row group too)."""
@@ -141,7 +141,7 @@ def test_bits_for_any_group_sizes(case: Case, rng: Rng, examples: Examples) -> N
     examples(check)
 
 
-@needs("quantize", variants.few_quantizers)
+@needs("quantize", selections.few_quantizers)
 def test_one_plane_has_the_bits_it_has_beside_the_other(case: Case, rng: Rng, full: bool) -> None:
     """orientation "rowwise" or "columnwise" alone gives the same plane as "both" and no other."""
     sizes = sizes_for(rng)
@@ -153,7 +153,7 @@ def test_one_plane_has_the_bits_it_has_beside_the_other(case: Case, rng: Rng, fu
         assert_same_tensor(case, *pair(case, x, sizes, spec=spec, **arguments))
 
 
-@needs("quantize", variants.few_quantizers, sizes="host")
+@needs("quantize", selections.few_quantizers, sizes="host")
 def test_sizes_may_be_a_list(case: Case, rng: Rng) -> None:
     """A Python list of sizes gives the bits that a framework array of them gives; no sizes: all rows are one group."""
     sizes = sizes_for(rng)
@@ -164,7 +164,7 @@ def test_sizes_may_be_a_list(case: Case, rng: Rng) -> None:
     assert_same_tensor(case, case.quantize(x, as_list, **arguments), expected)
 
 
-@needs("quantize", variants.bf16_rows)
+@needs("quantize", selections.bf16_rows)
 def test_bits_of_transposed_inputs(case: Case, rng: Rng) -> None:
     """An input that was a transposed, strided view holds the same values (fault 44)."""
     sizes = sizes_for(rng)
@@ -185,7 +185,7 @@ def test_bits_of_transposed_inputs(case: Case, rng: Rng) -> None:
     assert_same_tensor(case, tensor, expected)
 
 
-@needs("dequantize", variants.one_a_scaling)
+@needs("dequantize", selections.one_per_scaling)
 def test_dequantized_bits(case: Case, rng: Rng) -> None:
     """dequantize gives the definition's fp32 values of either plane: one product, every NaN 0x7FC00000, zeros past the
     sum; and of weights, where these are served."""
@@ -199,7 +199,7 @@ def test_dequantized_bits(case: Case, rng: Rng) -> None:
         assert_same_bits(values, dequantize(expected, direction), f"dequantized {direction} values")
 
 
-@needs("dequantize", variants.stacked)
+@needs("dequantize", selections.stacked)
 def test_dequantized_bits_of_weights(case: Case, rng: Rng) -> None:
     """The same of stacked matrices, in both planes."""
     _, K, N, groups = MAIN
@@ -211,7 +211,7 @@ def test_dequantized_bits_of_weights(case: Case, rng: Rng) -> None:
         assert_same_bits(values, dequantize(expected, direction), f"dequantized {direction} values of weights")
 
 
-@needs("quantize", variants.stochastic)
+@needs("quantize", selections.stochastic)
 def test_same_seed_same_bits(case: Case, rng: Rng) -> None:
     """One seed repeats, two seeds differ, and seeds count modulo 2^64 (faults 39, 40, 41)."""
     sizes = sizes_for(rng)
@@ -229,7 +229,7 @@ def test_same_seed_same_bits(case: Case, rng: Rng) -> None:
         assert differ > 0.02, f"{name}: two seeds differ in {differ:.1%} of the codes"
 
 
-@needs("quantize", variants.stochastic)
+@needs("quantize", selections.stochastic)
 def test_stochastic_bits_for_any_seed_operand_and_group(case: Case, rng: Rng, examples: Examples) -> None:
     """Philox's counter holds the operand, the group with its offset, and the position; the key both seed halves."""
     sizes = sizes_for(rng)
@@ -246,7 +246,7 @@ def test_stochastic_bits_for_any_seed_operand_and_group(case: Case, rng: Rng, ex
     examples(check)
 
 
-@needs("quantize", variants.stochastic)
+@needs("quantize", selections.stochastic)
 def test_stochastic_rounding_has_the_right_mean(case: Case, rng: Rng, full: bool) -> None:
     """The mean over seeds is x where x is in range: it is rounding, not noise, and not a constant (fault 39)."""
     sizes = np.array([64, 0, 0, 0, 0, 0], dtype=np.int32)

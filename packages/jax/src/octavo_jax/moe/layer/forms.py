@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from octavo.errors import one_of
 from octavo.quantizer import KEPT_ROWS
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.backends import BackendNames
@@ -27,23 +28,17 @@ _WEIGHTS_ON: tuple[WeightsOn, ...] = get_args(WeightsOn)
 
 def check_form(form: object) -> Form:
     """`form`; ValueError for a name that is none."""
-    if not isinstance(form, str) or form not in FORMS:
-        raise ValueError(f"form is {form!r}; give one of {', '.join(FORMS)}")
-    return form
+    return one_of("form", form, FORMS)
 
 
 def check_weight_codes(weight_codes: object) -> WeightCodes:
     """`weight_codes`; ValueError for a name that is none."""
-    if not isinstance(weight_codes, str) or weight_codes not in _WEIGHT_CODES:
-        raise ValueError(f'weight_codes is {weight_codes!r}; give "keep" or "remake"')
-    return weight_codes
+    return one_of("weight_codes", weight_codes, _WEIGHT_CODES)
 
 
 def check_weights_on(weights_on: object) -> WeightsOn:
     """`weights_on`; ValueError for a name that is none."""
-    if not isinstance(weights_on, str) or weights_on not in _WEIGHTS_ON:
-        raise ValueError(f"weights_on is {weights_on!r}; it is 'output' or 'activation'")
-    return weights_on
+    return one_of("weights_on", weights_on, _WEIGHTS_ON)
 
 
 def keep_rows(rows: Array, group_sizes: Array, backend: BackendNames) -> GroupedTensor:

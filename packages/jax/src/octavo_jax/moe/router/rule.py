@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 
+from octavo.errors import one_of
 from octavo.router import RouterRule, Score
 from octavo_jax.arrays.checks import as_count, check_count
 
@@ -58,5 +59,4 @@ def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
 
 def check_score(score: object) -> None:
     """ValueError for a score that there is none of."""
-    if not isinstance(score, str) or score not in SCORES:
-        raise ValueError(f"score is {score!r}; give one of {', '.join(SCORES)}")
+    one_of("score", score, SCORES)

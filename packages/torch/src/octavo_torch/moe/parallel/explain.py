@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from octavo import Recipe
+from octavo.payload import payload_spec
 from octavo.quantizer import Operand
 from octavo_torch.arrays.checks import brief, check_count, check_dtype
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.moe.parallel.group import GRACE_SECONDS, ExpertGroup, ExpertRanks, expert_group
-from octavo_torch.moe.parallel.options import Exchange, RouteName, check_exchange, payload_spec
+from octavo_torch.moe.parallel.options import Exchange, RouteName, check_exchange
 from octavo_torch.moe.parallel.transports.routes import Route, known_route, route_of, route_of_any
 
 

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from octavo import QuantizerSpec, Recipe
-from octavo.quantizer import Operand
+from octavo import Recipe
+from octavo.payload import payload_spec
 from octavo_torch.arrays.checks import brief, check_count
 from octavo_torch.dispatch.recipes import recipe_of
 
@@ -17,8 +17,6 @@ Returns = Literal["rows", "sums"]
 RETURNS: tuple[Returns, ...] = get_args(Returns)
 RouteName = Literal["collective", "peer"]
 ROUTES: tuple[RouteName, ...] = get_args(RouteName)
-
-_ROW_BY_ROW = ("row", "block", "mxfp8")
 
 
 class Bounds(NamedTuple):
@@ -118,17 +116,3 @@ def check_exchange(exchange: object) -> Exchange:
     if not isinstance(exchange, Exchange):
         raise ValueError(f"exchange is {brief(exchange)}; give an octavo_torch.Exchange")
     return exchange
-
-
-def payload_spec(recipe: Recipe, operand: Operand) -> QuantizerSpec:
-    """How the rows of `operand` ("x" or "dy") are quantized for the exchange; ValueError for a recipe that cannot.
-
-    A row must be decoded by itself on another rank, so no scale may span rows, and no seed is at hand.
-    """
-    spec = recipe.quantizer(operand, checkpoint_name=None)
-    if spec is None or spec.scaling not in _ROW_BY_ROW or spec.square or spec.stochastic:
-        raise ValueError(
-            f"payload is {recipe.kind!r}, whose {operand} has no scales of single rows; give RowScaling, BlockScaling "
-            "or MXFP8 with every GEMM quantized, or None to send the rows as they are"
-        )
-    return spec.with_orientation("rowwise")

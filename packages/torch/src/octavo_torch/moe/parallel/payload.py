@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec, Recipe
+from octavo.payload import payload_spec
 from octavo.quantizer import Operand
 from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.moe.parallel.options import payload_spec
 from octavo_torch.quantizers.functional import dequantize, quantize
 
 

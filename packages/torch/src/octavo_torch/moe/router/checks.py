@@ -7,6 +7,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from octavo.errors import one_of
 from octavo.router import Score
 from octavo_torch.arrays.checks import brief, check_count, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
@@ -37,9 +38,7 @@ def check_router(logits: object, k: object, score: object, bias: object = None, 
 
 def check_score(score: object) -> Score:
     """`score`; ValueError for a name that is none."""
-    if not isinstance(score, str) or score not in SCORES:
-        raise ValueError(f"score is {brief(score)}; give one of {', '.join(SCORES)}")
-    return score
+    return one_of("score", score, SCORES)
 
 
 def check_scale(scale: object) -> None:

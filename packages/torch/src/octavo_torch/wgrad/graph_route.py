@@ -1,4 +1,4 @@
-"""How torch.compile takes a call: as one node of its graph, or beside the graph."""
+"""How torch.compile takes a call: as one node of its graph, or beside it, where weight gradients go into buffers."""
 
 from __future__ import annotations
 
