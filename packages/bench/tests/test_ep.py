@@ -22,10 +22,13 @@ from octavo_bench.harness.timing import Times
 MAIN = [sys.executable, "-c", "from octavo_registry.cli import main; main()", "bench", "ep", "--device", "cpu"]
 
 
-def _run(*options: str) -> subprocess.CompletedProcess[str]:
+ONCE = ["--backend", "jax-reference", "--repeats", "1"]
+
+
+def _process(line: list[str]) -> subprocess.CompletedProcess[str]:
+    """A process in which JAX has two devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2".strip()
     environment = {**os.environ, "XLA_FLAGS": flags}
-    line = [*MAIN, "--backend", "jax-reference", "--repeats", "1", *options]
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -33,9 +36,8 @@ def test_one_device_and_two(tmp_path: Path, goals_file: Path, has_the_schema_of:
     """A row on one device and one on two, nothing dropped; what moves is counted in the program: T tokens gathered and
     their gradients, two sums sent home, and the kernel that FSDP cuts."""
     target = tmp_path / "ep.json"
-    result = _run(
-        "--kinds", "bf16", "--shape", "4,64,32,64", "--slack", "2", "--goals", str(goals_file), "--output", str(target)
-    )
+    options = ["--kinds", "bf16", "--shape", "4,64,32,64", "--slack", "2", "--goals", str(goals_file)]
+    result = _process([*MAIN, *ONCE, *options, "--output", str(target)])
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr
     content = json.loads(target.read_text())
     assert [(row["devices"], row["way"], row["dropped"]) for row in content["rows"]] == [(1, "", 0), (2, "gather", 0)]
@@ -70,19 +72,31 @@ def test_one_process_and_two_in_torch(tmp_path: Path, has_the_schema_of: Any) ->
     has_the_schema_of(content, "ep-h200-2026-11-22.json")
 
 
+_EACH = """
+import json, sys
+from typer.testing import CliRunner
+from octavo_registry.cli import app
+results = [CliRunner().invoke(app, line) for line in json.loads(sys.argv[1])]
+print(json.dumps([(result.exit_code, result.stderr) for result in results]))
+"""
+
+
 def test_what_does_not_fit_is_told_before_the_work() -> None:
-    """More devices than there are; rows that are not cut evenly."""
-    for options, sentence in (
+    """More devices than there are; rows that are not cut evenly. All in one process of two devices."""
+    table = (
         (["--devices", "4"], "--devices is 4 and JAX sees 2 here; on a CPU XLA_FLAGS="),
         (["--shape", "3,64,32,64"], "is not cut evenly among 2 devices"),
         (["--framework", "torch", "--devices", "9"], "--devices is 9 and torch has at most 8 here"),
         (["--framework", "torch", "--ways", "gather"], "--ways names 'gather'"),
         (["--framework", "flax"], "--framework is 'flax'"),
         (["--slack", "0.5"], "--slack is 0.5; a device needs at least an even share"),
-    ):
-        result = _run(*options)
-        assert result.returncode == 2
-        assert sentence in " ".join(result.stderr.split())
+    )
+    lines = [[*MAIN[3:], *ONCE, *options] for options, _ in table]
+    process = _process([sys.executable, "-c", _EACH, json.dumps(lines)])
+    assert process.returncode == 0, process.stderr
+    for (options, sentence), (code, told) in zip(table, json.loads(process.stdout), strict=True):
+        assert code == 2, options
+        assert sentence in " ".join(told.split())
 
 
 def _row(devices: int, way: str, payload: bool, ms: float) -> EpRow:

@@ -95,8 +95,8 @@ def test_a_wrong_output_is_found(framework: str, seed: int) -> None:
     engine = make_engine(framework, "cpu")
     data = draw(engine, SHAPE, seed)
     for gemm in GEMMS:
-        if framework == "jax" and gemm == "dgrad":
-            continue  # XLA compiles each one for seconds
+        if framework == "jax" and gemm != "wgrad":
+            continue  # XLA compiles each one for seconds, and test_jax_runs_the_same_table has all three in bound
         case = GemmCase("block", gemm)
         plan = layer_plan(engine, SHAPE, case.recipe, (f"{framework}-reference",))
         prepared = Prepared(engine, data, SIZES, plan)

@@ -16,7 +16,7 @@ from octavo_cli.train.models.model import Model, StepResult, initial_parameters
 from octavo_cli.train.report.results import Evaluation, Run, gap_at
 
 CONFIG = dataclasses.replace(TrainConfig(), **QUICK)
-RECIPES = {name: octavo.recipe(name) for name in ("bf16", "fp8-delayed", "nvfp4")}
+RECIPES = {name: octavo.recipe(name) for name in ("fp8-delayed", "nvfp4")}
 
 
 def _models(recipe: Recipe, vocabulary: int, seed: int) -> tuple[Model, Model]:
@@ -26,7 +26,7 @@ def _models(recipe: Recipe, vocabulary: int, seed: int) -> tuple[Model, Model]:
     return TorchModel(CONFIG, recipe, vocabulary, seed, "cpu"), JaxModel(CONFIG, recipe, vocabulary, seed, "cpu")
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp8-delayed", pytest.param("nvfp4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["fp8-delayed", pytest.param("nvfp4", marks=pytest.mark.slow)])
 def test_both_frameworks_train_the_same_model(name: str, text_file: Path, seed: int) -> None:
     """Loss, balance and load of three steps and an evaluation; stateful and stochastic recipes included.
 

@@ -70,21 +70,28 @@ def test_a_narrow_card_is_tested_for_what_it_declares(suite: Any, gaps: Path) ->
     assert {"bad_sizes::test_device_sizes_are_clamped_by_gemms", "properties::test_group_locality"} <= passed
 
 
-@pytest.mark.parametrize(
-    ("backend", "found"),
-    [
-        ("numpy-honest-block", set()),
-        ("numpy-no-accumulate-block", {"gemm::test_wgrad_accumulates"}),
-        ("numpy-no-scales-row", {"gemm::test_bias_is_scaled_by_row"}),
-    ],
-)
-def test_one_recipe_is_tested_like_any_other(backend: str, found: set[str], suite: Any, gaps: Path) -> None:
+FOUND: dict[str, set[str]] = {
+    "numpy-honest-block": set(),
+    "numpy-no-accumulate-block": {"gemm::test_wgrad_accumulates"},
+    "numpy-no-scales-row": {"gemm::test_bias_is_scaled_by_row"},
+}
+
+
+@pytest.fixture(scope="module")
+def one_recipe(suite: Any, gaps: Path) -> Any:
+    """Backends of one recipe each, in one process."""
+    tests = "accumulates or bias_is or long_sums or fp32_result or clamped or many_groups or odd_shapes"
+    backends = [argument for backend in FOUND for argument in ("--octavo-backend", backend)]
+    return suite(*backends, "--octavo-gaps", str(gaps), "--tb=short", "-k", tests)
+
+
+@pytest.mark.parametrize("backend", FOUND)
+def test_one_recipe_is_tested_like_any_other(backend: str, one_recipe: Any) -> None:
     """The quick selection has accumulators, factors of a bias and long sums in MXFP8: a backend without it passed with
     none of them tried, and a gradient that is not added was nobody's failure."""
-    tests = "accumulates or bias_is or long_sums or fp32_result or clamped or many_groups or odd_shapes"
-    run = suite("--octavo-backend", backend, "--octavo-gaps", str(gaps), "--tb=short", "-k", tests)
-    assert run.ids("failed") == found, run.output[-4000:]
-    everything = run.ids("passed") | run.ids("failed")
+    failed = one_recipe.ids("failed", backend)
+    assert failed == FOUND[backend], one_recipe.output[-4000:]
+    everything = one_recipe.ids("passed", backend) | failed
     assert {"gemm::test_long_sums", "gemm::test_fp32_result", "gemm::test_wgrad_accumulates"} <= everything
     assert {"layer::test_many_groups", "layer::test_odd_shapes", "gemm::test_bias_is_added"} <= everything
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import octavo_registry
+import octavo_torch
 from octavo import MXFP8, DelayedScaling
 from octavo_torch.bridge import BRIDGE
 
@@ -39,12 +40,10 @@ def test_the_card_imports_no_framework() -> None:
     import subprocess
     import sys
 
-    code = (
-        "import sys, octavo_torch.plugin as plugin; print(plugin.CARD.name, 'torch' in sys.modules);"
-        "import octavo_torch; print(all(getattr(octavo_torch, name) for name in octavo_torch.__all__))"
-    )
+    code = "import sys, octavo_torch.plugin as plugin; print(plugin.CARD.name, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["torch-reference", "False", "True"]
+    assert done.stdout.split() == ["torch-reference", "False"]
+    assert all(getattr(octavo_torch, name) for name in octavo_torch.__all__)
 
 
 def test_grouped_linear_with_gradients(rng: np.random.Generator) -> None:

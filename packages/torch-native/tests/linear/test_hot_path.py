@@ -115,46 +115,50 @@ def assert_no_foreign_frame(what: str, call: Callable[[], Any], times: int) -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_thousand_calls_enter_no_foreign_frame(name: str) -> None:
-    """sys.setprofile over 1 000 runs, after the first (architecture.md, "The hot path")."""
+    """sys.setprofile over 1 000 runs, fewer of other recipes, after the first (architecture.md, "The hot path")."""
     for what, call in calls(name).items():
-        assert_no_foreign_frame(what, call, 1000)
+        assert_no_foreign_frame(what, call, 1000 if name == NAMES[0] else 100)
 
 
-def assert_nothing_kept(what: str, call: Callable[[], Any], times: int = 200) -> None:
+def assert_nothing_kept(calls: dict[str, Callable[[], Any]], times: int = 100) -> None:
     """Of memory and objects, in one of ten runs: a test runner's threads allocate beside them, CPython keeps some ten
     thousand bytes in its lists of free objects, over a few runs, and a leak is in every run."""
+
+    def call_each() -> None:
+        for call in calls.values():
+            call()
+
     for _ in range(20):
-        call()
+        call_each()
     gc.collect()
     tracemalloc.start()
     try:
-        call()
+        call_each()
         for _ in range(10):
             before, objects = tracemalloc.get_traced_memory()[0], len(gc.get_objects())
             for _ in range(times):
-                call()
+                call_each()
             gc.collect()
             grown, more = tracemalloc.get_traced_memory()[0] - before, len(gc.get_objects()) - objects
-            # an object kept by each call would be 16 bytes at the least
-            if grown < times * 16 and more < times // 2:
+            # an object kept by each call of one kind would be 16 bytes at the least, and others may be given back
+            if grown < times * 8 and more < times // 2:
                 return
     finally:
         tracemalloc.stop()
-    pytest.fail(f"{what}: {times} calls keep {grown} bytes and {more} objects")
+    pytest.fail(f"{times} calls of each of {', '.join(calls)} keep {grown} bytes and {more} objects")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_kept(name: str) -> None:
     """Memory and objects after calls are those before them (faults 52, 53)."""
-    for what, call in calls(name).items():
-        assert_nothing_kept(what, call)
+    assert_nothing_kept(calls(name))
 
 
 @pytest.mark.parametrize("name", GEMM_RECIPES)
 def test_gemms_enter_no_foreign_frame(name: str) -> None:
     """The same for the GEMMs and a layer around them."""
     for what, call in gemm_calls(name).items():
-        assert_no_foreign_frame(what, call, 300)
+        assert_no_foreign_frame(what, call, 100)
 
 
 class Operations(TorchDispatchMode):
@@ -187,8 +191,7 @@ def test_a_planned_gemm_allocates_its_result_alone(name: str, monkeypatch: pytes
 @pytest.mark.parametrize("name", GEMM_RECIPES)
 def test_gemms_keep_nothing(name: str) -> None:
     """The same for the GEMMs and a layer around them (faults 52, 53)."""
-    for what, call in gemm_calls(name).items():
-        assert_nothing_kept(what, call)
+    assert_nothing_kept(gemm_calls(name))
 
 
 def test_shapes_that_never_repeat_are_not_all_kept() -> None:

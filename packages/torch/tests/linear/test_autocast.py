@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from covering import pairwise
 from torch import Tensor, nn
 
 from octavo_torch import (
@@ -95,10 +96,15 @@ def assert_same(ours: list[Any], theirs: list[Any]) -> None:
     assert all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("more", [{}, {"delay_wgrad": True}, {"per_group_parameters": True}], ids=lambda m: "".join(m))
-@pytest.mark.parametrize("mode", ["accumulate", "overwrite"])
-@pytest.mark.parametrize("kind", KINDS)
+MAIN_GRADS = {
+    "kind": KINDS,
+    "mode": ("accumulate", "overwrite"),
+    "more": ({}, {"delay_wgrad": True}, {"per_group_parameters": True}),
+    "dtype": HALVES,
+}
+
+
+@pytest.mark.parametrize(("kind", "mode", "more", "dtype"), pairwise(MAIN_GRADS), ids=str)
 def test_main_grad_of_a_parameter_that_autocast_casts(
     kind: str, mode: str, more: Any, dtype: torch.dtype, rng: np.random.Generator
 ) -> None:
@@ -148,9 +154,14 @@ def test_postponed_gradients_of_parameters_that_autocast_casts(
     assert_same(*([value.grad for value in weights_of(layer).values()] for layer in (later, now)))
 
 
-@pytest.mark.parametrize("options", [{}, {"main_grad": "accumulate"}, {"delay_wgrad": True}], ids=lambda o: "".join(o))
-@pytest.mark.parametrize("recipe", ["bf16", "mxfp8", "fp8-current", "nvfp4", "fp8-delayed"])
-@pytest.mark.parametrize("kind", KINDS)
+CODES_MADE_ONCE = {
+    "kind": KINDS,
+    "recipe": ("bf16", "mxfp8", "fp8-current", "nvfp4", "fp8-delayed"),
+    "options": ({}, {"main_grad": "accumulate"}, {"delay_wgrad": True}),
+}
+
+
+@pytest.mark.parametrize(("kind", "recipe", "options"), pairwise(CODES_MADE_ONCE), ids=str)
 def test_codes_made_once_inside_of_autocast(kind: str, recipe: str, options: Any, rng: np.random.Generator) -> None:
     """They are those that a call inside makes: the same bits, for all microbatches of a step; also as a copy, from a
     pickle, and written again."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from covering import pairwise
 from float64_sums import assert_sums
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -275,10 +276,15 @@ def train_with_main_grad(model: Sequential, data: list[tuple[Tensor, ...]], dela
     return seen + [p.grad for name, p in model.named_parameters() if "bias" in name and p.grad is not None]
 
 
-@pytest.mark.parametrize("mode", ["accumulate", "overwrite"])
-@pytest.mark.parametrize("parted", [False, True, {"bias"}, {"weight"}], ids=str)
-@pytest.mark.parametrize("delayed", [False, True], ids=["at once", "delayed"])
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
+MAIN_GRADS = {
+    "mode": ("accumulate", "overwrite"),
+    "parted": (False, True, {"bias"}, {"weight"}),
+    "delayed": (False, True),
+    "fused": (True, False),
+}
+
+
+@pytest.mark.parametrize(("mode", "parted", "delayed", "fused"), pairwise(MAIN_GRADS), ids=str)
 def test_main_grad(mode: Any, parted: Any, delayed: bool, fused: bool, rng: np.random.Generator) -> None:
     """Every weight's gradient of two microbatches in its buffer, as grouped_linear and grouped_mlp write it; everything
     else has the bits of a model without; .grad of the weights takes no memory."""
