@@ -21,7 +21,7 @@ from octavo_torch import Exchange, MoE, explain_exchange
 from octavo_torch.moe.parallel.options import Bounds
 from octavo_torch.moe.parallel.places import leaving
 from octavo_torch.moe.parallel.token_exchange import TokenExchange
-from octavo_torch.moe.parallel.transports.peer import _Message
+from octavo_torch.moe.parallel.transports.peer import _Message, _pieces
 
 
 def fresh() -> int:
@@ -95,6 +95,14 @@ def test_a_message_that_nobody_asks_for_is_waited_for() -> None:
     read.rest()
     del read
     assert waits == [None, "mark", None]
+
+
+@pytest.mark.parametrize(("rows", "width", "pieces"), [(0, 8, 0), (7, 8, 1), (1023, 1 << 14, 1), (3001, 1 << 14, 4)])
+def test_a_message_goes_in_few_pieces(rows: int, width: int, pieces: int) -> None:
+    """One piece for a few bytes and at most four for many, of which each is a launch or two: together all rows, once."""
+    cut = _pieces(rows, width)
+    assert len(cut) == pieces
+    assert [row for piece in cut for row in range(rows)[piece]] == list(range(rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
