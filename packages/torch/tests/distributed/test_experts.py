@@ -99,7 +99,7 @@ def test_a_message_that_nobody_asks_for_is_waited_for() -> None:
 
 @pytest.mark.parametrize(("rows", "width", "pieces"), [(0, 8, 0), (7, 8, 1), (1023, 1 << 14, 1), (3001, 1 << 14, 4)])
 def test_a_message_goes_in_few_pieces(rows: int, width: int, pieces: int) -> None:
-    """One piece for a few bytes and at most four for many, of which each is a launch or two: together all rows, once."""
+    """One for a few bytes and at most four for many, as each is a launch or two: together all rows, once."""
     cut = _pieces(rows, width)
     assert len(cut) == pieces
     assert [row for piece in cut for row in range(rows)[piece]] == list(range(rows))
