@@ -144,7 +144,7 @@ X = jnp.ones((8, 32))
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: activate(X, "tanh"), "activation is 'tanh'; it is one of silu, "),  # type: ignore[arg-type]
+        (lambda: activate(X, "tanh"), "activation is 'tanh'; give one of silu, "),  # type: ignore[arg-type]
         (lambda: activate(X[:, :31], "swiglu"), "x has 31 columns; swiglu needs 2 F"),
         (lambda: activate(X, "silu", probs=jnp.ones(7)), r"probs has shape \[7\] .* \[8\]"),
         (lambda: normalize(X, jnp.ones(8)), r"gamma has shape \[8\] .* needs \[32\]"),

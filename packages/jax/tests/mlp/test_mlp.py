@@ -231,7 +231,7 @@ STATE = octavo_jax.init_delayed(octavo.DelayedScaling(), 2)
         ({"wi": jnp.ones((K, 2 * F))}, r"wi has shape \[32, 96\]; it is \[G, K, C\], layernorm_mlp takes one matrix"),
         ({"wi": jnp.ones((G, K, 2 * F + 1))}, "has 97 columns; swiglu needs 2 F"),
         ({"activation": "silu"}, r"wo has shape .* with silu needs \[3, 96, N\]"),
-        ({"activation": "mish"}, "activation is 'mish'; it is one of"),
+        ({"activation": "mish"}, "activation is 'mish'; give one of"),
         ({"bi": jnp.ones((G, F))}, r"bi has shape \[3, 48\]; it is \[3, 96\]"),
         ({"probs": jnp.ones(M, jnp.bfloat16)}, r"probs has shape \[48\] and dtype bfloat16; give one float32 per row"),
         ({"bo_scales": jnp.ones(M)}, "bo_scales was given and bo is None; give the bias that it scales, or neither"),

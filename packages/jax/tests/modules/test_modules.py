@@ -269,7 +269,7 @@ def test_fields_that_are_no_names_are_refused() -> None:
         octavo_linen.MoE(num_experts=2, hidden=F, k=1, recepie=None)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="recepie"):
         octavo_nnx.MoE(2, K, F, k=1, recepie=None, rngs=nnx.Rngs(0))  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="activation is 'tanh'; it is one of silu"):
+    with pytest.raises(ValueError, match="activation is 'tanh'; give one of silu"):
         octavo_nnx.GroupedMLP(2, K, F, activation="tanh", rngs=nnx.Rngs(0))  # type: ignore[arg-type]
 
 

@@ -35,7 +35,7 @@ def given(rng: np.random.Generator) -> Given:
 
 
 def _in_parts(p: Given, rule: Given, bias: Any, replay: Any) -> Any:
-    logits = jnp.matmul(p["x"], p["router"], preferred_element_type=jnp.float32)
+    logits = jnp.matmul(p["x"], p["router"], precision="highest", preferred_element_type=jnp.float32)
     choice = octavo_jax.choose_experts(logits, C, bias=bias, replay=replay, backend=BACKEND, **rule)
     routing = moe.arrange(choice.choices, choice.weights, E)
     y = moe.routed_mlp(p["x"], routing, p["wi"], p["wo"], recipe=None, backend=BACKEND)
