@@ -141,6 +141,9 @@ _PLACES = (
 if "jax" in sys.modules:
     for place in ("dispatch.preference", "sharding.axes"):  # preference.py says why so early
         importlib.import_module(f"octavo_jax.{place}")
+    # In JAX 0.12 it makes settings, which are part of the key of what is traced: inside of a first trace it would be
+    # traced, and compiled, a second time.
+    importlib.import_module("jax.extend.core")
 
 
 def __getattr__(name: str) -> object:
