@@ -114,7 +114,7 @@ class TokenExchange:
             sums = MadeRows(
                 len(places.position),
                 rows,
-                lambda some: moves.combine_rows(rows, places.position[some], places.routed[some], None),
+                lambda part: moves.combine_rows(rows, places.position[part], places.routed[part], None),
             )
             delivery = self._transport.send("partial sums", "combine", [sums], self._tokens.back())
             return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), leaves.slot, leaves.first, None)
@@ -124,7 +124,7 @@ class TokenExchange:
         live = places.routed.view(-1)[back.choices][:, None]
         if back.filled is not None:
             live = live & back.filled[:, None]
-        one_each = MadeRows(len(place), rows, lambda some: moves.combine_rows(rows, place[some], live[some], None))
+        one_each = MadeRows(len(place), rows, lambda part: moves.combine_rows(rows, place[part], live[part], None))
         delivery = self._transport.send("rows", "combine", [one_each], self._pair_rows.back())
         return lambda: moves.combine_rows(_one_or_more(*delivery.rest()), row, leaves.kept, None)
 

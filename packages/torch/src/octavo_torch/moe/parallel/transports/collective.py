@@ -51,4 +51,4 @@ class _Arrived:
 
 
 def _whole(plane: Outgoing) -> Tensor:
-    return plane.some(slice(0, plane.count)).view(torch.uint8).view(plane.dtype)
+    return plane.take(slice(0, plane.count)).view(torch.uint8).view(plane.dtype)

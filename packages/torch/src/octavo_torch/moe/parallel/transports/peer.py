@@ -93,7 +93,7 @@ class PeerTransport:
         ranks, rank, share = len(there), self._group.rank, len(there[0])
         for target in (*range(rank + 1, ranks), *range(rank)):
             for piece in _pieces(share, row_bytes(here)):
-                rows = plane.some(slice(target * share + piece.start, target * share + piece.stop))
+                rows = plane.take(slice(target * share + piece.start, target * share + piece.stop))
                 sent.append(rows)
                 with self._lane.beside():
                     there[target][piece].copy_(rows)

@@ -59,13 +59,13 @@ class Outgoing(Protocol):
 
     @property
     def kind(self) -> Tensor:
-        """No rows, [0, v], of the integers that `some` gives."""
+        """No rows, [0, v], of the integers that `take` gives."""
 
-    def some(self, rows: slice) -> Tensor:
+    def take(self, rows: slice) -> Tensor:
         """Those rows as integers, see `as_words`; nobody writes them until the message has arrived."""
 
     def write(self, rows: slice, out: Tensor) -> None:
-        """Puts those rows, as `some` gives them, into `out`."""
+        """Puts those rows, as `take` gives them, into `out`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Rows:
         """See Outgoing."""
         return self._words[:0]
 
-    def some(self, rows: slice) -> Tensor:
+    def take(self, rows: slice) -> Tensor:
         """See Outgoing."""
         words = self._words
         return words[rows] if self.senders is None else words.index_select(0, self.senders[rows])
@@ -131,13 +131,13 @@ class MadeRows:
         """See Outgoing."""
         return as_words(self.like[:0])
 
-    def some(self, rows: slice) -> Tensor:
+    def take(self, rows: slice) -> Tensor:
         """See Outgoing."""
         return as_words(self.make(rows))
 
     def write(self, rows: slice, out: Tensor) -> None:
         """See Outgoing."""
-        out.copy_(self.some(rows))
+        out.copy_(self.take(rows))
 
 
 class Transport(Protocol):
