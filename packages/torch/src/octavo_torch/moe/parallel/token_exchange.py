@@ -73,12 +73,10 @@ class TokenExchange:
         header = self._agree(x.device)
         encoded = encode(x, self._exchange.travels_as, "x", self._backend)
         ahead = [*header, Rows(self._choices_that_leave(choices, weights))]
-        message = [*ahead, *(Rows(plane, self._leaving.senders) for plane in encoded.planes)]
         keep = encoded.spec is None and self._signature.gradients  # backward reads them
+        message = [*ahead, *(Rows(plane, self._leaving.senders, bool(keep)) for plane in encoded.planes)]
         try:
-            delivery = self._transport.send(
-                "tokens", "dispatch", message, self._tokens, ahead=len(ahead), keep=bool(keep)
-            )
+            delivery = self._transport.send("tokens", "dispatch", message, self._tokens, len(ahead))
         except ExchangeError:
             self._explain_failure()
             raise

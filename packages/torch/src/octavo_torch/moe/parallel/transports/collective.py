@@ -20,16 +20,7 @@ class CollectiveTransport:
     def __init__(self, group: ExpertGroup) -> None:
         self._group = group
 
-    def send(
-        self,
-        what: str,
-        way: Way,
-        planes: Sequence[Outgoing],
-        shares: Shares = EQUAL,
-        *,
-        ahead: int = 0,
-        keep: bool = False,
-    ) -> Delivery:
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
         """See Transport."""
         arrived = [self._group.all_to_all(what, _whole(plane), *shares) for plane in planes]
         return _Arrived(arrived[:ahead], arrived[ahead:])

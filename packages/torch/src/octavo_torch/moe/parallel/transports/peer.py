@@ -57,16 +57,7 @@ class PeerTransport:
         self._last: Way = "combine"
         self._places: Memo[list[_Places]] = Memo()
 
-    def send(
-        self,
-        what: str,
-        way: Way,
-        planes: Sequence[Outgoing],
-        shares: Shares = EQUAL,
-        *,
-        ahead: int = 0,
-        keep: bool = False,
-    ) -> Delivery:
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
         """See Transport."""
         assert shares == EQUAL  # of static buffers
         memory, places = self._room(way, [plane.kind for plane in planes], [plane.count for plane in planes])
@@ -75,7 +66,7 @@ class PeerTransport:
                 memory.meet(what)  # until then a rank may still read the last message
         message = _Message(self._lane, ahead)
         for number, (plane, (there, here)) in enumerate(zip(planes, places, strict=True), 1):
-            kept = torch.empty_like(here) if keep and number > ahead else None
+            kept = torch.empty_like(here) if plane.keep else None
             own = self._write(plane, there, here if kept is None else kept, message.sent)
             message.arriving.append(_Arriving(here, kept, own, plane.dtype))
             if number == ahead:
@@ -91,8 +82,9 @@ class PeerTransport:
         """The rows for each other rank to its memory, the next ranks first, so that all ranks' links are in use from
         the start; and this rank's own into `here`, while those are under way. Returns which those are."""
         ranks, rank, share = len(there), self._group.rank, len(there[0])
+        pieces = _pieces(share, row_bytes(here))
         for target in (*range(rank + 1, ranks), *range(rank)):
-            for piece in _pieces(share, row_bytes(here)):
+            for piece in pieces:
                 rows = plane.take(slice(target * share + piece.start, target * share + piece.stop))
                 sent.append(rows)
                 with self._lane.beside():

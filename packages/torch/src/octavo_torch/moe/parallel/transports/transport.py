@@ -54,6 +54,10 @@ class Outgoing(Protocol):
         """n."""
 
     @property
+    def keep(self) -> bool:
+        """Whether what arrives of this plane is the caller's for good, also where the transport lends its messages."""
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the plane."""
 
@@ -77,6 +81,7 @@ class Rows:
 
     plane: Tensor
     senders: Tensor | None = None
+    keep: bool = False
 
     @property
     def count(self) -> int:
@@ -120,6 +125,7 @@ class MadeRows:
     count: int
     like: Tensor
     make: Callable[[slice], Tensor]
+    keep: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -149,18 +155,8 @@ class Transport(Protocol):
 
     lends: bool
 
-    def send(
-        self,
-        what: str,
-        way: Way,
-        planes: Sequence[Outgoing],
-        shares: Shares = EQUAL,
-        *,
-        ahead: int = 0,
-        keep: bool = False,
-    ) -> Delivery:
+    def send(self, what: str, way: Way, planes: Sequence[Outgoing], shares: Shares = EQUAL, ahead: int = 0) -> Delivery:
         """Starts one message; of its planes the first `ahead` can be read before the others have arrived.
 
         what   the name of the message in an error's text
-        keep   the planes behind those are the caller's for good, also where the transport lends what it delivers
         """
