@@ -9,8 +9,10 @@ every tile, and of every result that is timed.
 
 from __future__ import annotations
 
+import random
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +41,21 @@ RAGGED = {  # name: (sizes, rows past the last group, N, K)
 SIDES = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
 
 
-def timed(shapes: list[str], kinds: list[str], products: list[str]) -> list[dict[str, Any]]:
-    """Cases with even groups: {"gemm", "kind", "out", "accumulate", "shape", "sizes", "tail", "n", "k"} each."""
+def timed(named: list[str], shapes: list[str], kinds: list[str], products: list[str]) -> list[dict[str, Any]]:
+    """{"gemm", "kind", "out", "accumulate", "shape", "groups", "sizes", "tail", "n", "k"} each; "groups" is one of
+    `named`: "even", or "drawn", where each row chooses its group at random."""
     cases = []
-    for shape in shapes:
-        groups, k, n, rows = (LINEAR | SHORT_SUMS)[shape]
-        even = {"shape": shape, "sizes": [rows // groups] * groups, "tail": 0, "n": n, "k": k}
-        for kind in kinds:
-            for product in products:
-                gemm, _, adds = product.partition("+")
-                out = "float32" if adds == "f32" else "bfloat16"
-                cases.append({"gemm": gemm, "kind": kind, "out": out, "accumulate": bool(adds), **even})
+    for shape, groups in product(shapes, named):
+        count, k, n, rows = (LINEAR | SHORT_SUMS)[shape]
+        chosen = random.Random(17).choices(range(count), k=rows) if groups == "drawn" else range(rows)
+        sizes = [0] * count
+        for row in chosen:
+            sizes[row % count] += 1
+        layer = {"shape": shape, "groups": groups, "sizes": sizes, "tail": 0, "n": n, "k": k}
+        for kind, called in product(kinds, products):
+            gemm, _, adds = called.partition("+")
+            out = "float32" if adds == "f32" else "bfloat16"
+            cases.append({"gemm": gemm, "kind": kind, "out": out, "accumulate": bool(adds), **layer})
     return cases
 
 
@@ -200,7 +206,7 @@ def compare(builds: list[Build], case: dict[str, Any], tiles: list[int], turns: 
     """One row: whether bits are equal, medians in microseconds, and each build's time over the first's."""
     digests = digests_of(builds, [{**case, "tile": tile} for tile in tiles])
     return {
-        **{name: case[name] for name in ("gemm", "kind", "out", "accumulate", "shape")},
+        **{name: case[name] for name in ("gemm", "kind", "out", "accumulate", "shape", "groups")},
         "equal_bits": all(digest == digests[0] for digest in digests),
         **in_turns(builds, turns, batch_us),
     }
@@ -210,6 +216,7 @@ def main() -> int:
     """The command; `--help` says what it takes. 1 where bits differ."""
     parser = options_of(__doc__, list(LINEAR), batch_ms=25.0)
     parser.add_argument("--kinds", default="bf16,tensor,block", help="by commas")
+    parser.add_argument("--groups", default="even", help='"even", "drawn" at random for each row, or both, by commas')
     parser.add_argument("--gemms", default="fprop,dgrad,wgrad,wgrad+f32", help="by commas; +f32: added to fp32")
     parser.add_argument(
         "--tiles", default="-1", help="tile that is timed, -1 the model's choice; or one for each build"
@@ -234,14 +241,14 @@ def main() -> int:
             print(f"other bits: {case}: {digests}", flush=True)
     print(f"{compared} results compared in {time.monotonic() - start:.1f} s, {len(different)} differ", flush=True)
     rows = []
-    lists = [named.split(",") for named in (options.shapes, options.kinds, options.gemms)]
+    lists = [named.split(",") for named in (options.groups, options.shapes, options.kinds, options.gemms)]
     for case in timed(*lists):
         row = compare(builds, case, tiles, options.turns, 1e3 * options.batch_ms)
         rows.append(row)
         what = f"{row['gemm']}{'+' if row['accumulate'] else ''} {row['out']}"
         numbers = "  ".join(f"{us:8.1f} ({over:.4f})" for us, over in zip(row["us"], row["over_first"], strict=True))
         bits = "" if row["equal_bits"] else "   OTHER BITS"
-        print(f"{row['shape']:17} {row['kind']:7} {what:16} {numbers}{bits}", flush=True)
+        print(f"{row['shape']:17} {row['groups']:5} {row['kind']:7} {what:16} {numbers}{bits}", flush=True)
     return finish(options, {"compared": compared, "different": different}, rows, {"tiles": tiles})
 
 

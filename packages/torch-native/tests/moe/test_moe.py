@@ -16,7 +16,7 @@ from torch import Tensor
 
 import octavo_native
 from octavo import PRESETS, DelayedScaling, Recipe
-from octavo_torch import DelayedState, Exchange, MoeShape, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
+from octavo_torch import DelayedState, Exchange, MoeShape, Room, bytes_kept, grouped_mlp, moe_mlp, permute, unpermute
 
 T, C, G, K, F, N = 61, 3, 5, 144, 112, 80
 NATIVE = "torch-native"
@@ -93,6 +93,27 @@ def test_bits_of_uncommon_choices(name: str, device: str, rng: np.random.Generat
             y = moe_mlp(choices=choices, form=form, backend=NATIVE, **given, **call)
             made = [y, *torch.autograd.grad(y, leaves, dy)]
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(made, wanted, strict=True)), (tokens, form)
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=MARKS)])
+@pytest.mark.parametrize("name", ["bf16", "fp8-current", "fp8-block", "fp8-block-wgrad-high-precision"])
+def test_room_changes_no_bit_of_products_of_tokens(name: str, device: str, rng: np.random.Generator) -> None:
+    """Two multiprocessors, or one, compute many tiles each of the products that gather tokens (faults.md 17, 19)."""
+    hidden = 272
+    choices = torch.from_numpy(rng.choice([0, 2, 3, 4, -1], (200, C), p=(0.5, 0.25, 0.1, 0.05, 0.1))).to(device)
+    drawn = (torch.randn(200, 784), torch.rand(200, C), torch.randn(G, 2 * hidden, 784), torch.randn(G, 784, hidden))
+    x, weights, w1, w2 = (
+        value.to(device, torch.float32 if value.shape[-1] == C else torch.bfloat16).requires_grad_() for value in drawn
+    )
+    dy = torch.randn_like(x)
+    most = torch.cuda.get_device_properties(0).multi_processor_count
+    results = []
+    for room in (None, Room(gemms=most - 2), Room(gemms=most - 1)):
+        y = moe_mlp(x, choices, weights, w1, w2, recipe=RECIPES[name], seed=7, backend=NATIVE, room=room)
+        results.append([y, *torch.autograd.grad(y, (x, weights, w1, w2), dy)])
+    for made in results[1:]:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(made, results[0], strict=True))
+        assert all(bool(value.isfinite().all()) for value in made)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -183,9 +183,9 @@ def test_module_is_router_and_moe_mlp(recipe: Recipe, rng: np.random.Generator) 
     ).view(2, T, K)  # fmt: skip
     leaves = [x, *layer.parameters()]
     wanted = [y, *torch.autograd.grad(y.sum(), leaves)]
-    for given in (None, layer.choose(tokens)):
+    for chosen_before in (False, True):
         twin = copy.deepcopy(layer.state_dict())
-        own = layer(x, given)
+        own = layer(x, layer.choose(tokens) if chosen_before else None)
         assert_equal([own, *torch.autograd.grad(own.sum(), leaves)], wanted)
         if recipe.stateful:
             assert bool(layer.amax_history[:, :, 0].any())

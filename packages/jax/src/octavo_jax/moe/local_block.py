@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -19,6 +18,7 @@ from octavo_jax.moe.exchange import Exchange
 from octavo_jax.moe.expert_parallel import spread_mlp
 from octavo_jax.moe.experts import LocalExperts
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
+from octavo_jax.moe.router.logits import router_logits
 from octavo_jax.moe.routing import RouterStats, choose, stats_of
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Activation
@@ -88,7 +88,7 @@ class Body:
         wi, wo, bi, bo = a.wi, a.wo, a.bi, a.bo
         if mask is not None:
             tokens = jnp.where(mask[:, None], tokens, 0)  # the router's gradient multiplies each token by its zero
-        logits = _logits(tokens, a.router)
+        logits = router_logits(tokens, a.router)
         choices = choose(
             logits,
             self.rule,
@@ -143,18 +143,6 @@ class Body:
         if self.exchange.rows is None or dropped is None:
             return stats
         return stats._replace(dropped=_summed(dropped, self.token_axes))
-
-
-def _logits(tokens: Array, router: Array) -> Array:
-    """Their product in their common dtype, float32 [T, E].
-
-    JAX's default for float32 on a GPU is TF32, which would round the router's weights to 11 bits in silence. Whoever
-    sets `jax.default_matmul_precision` has asked for what it says.
-    """
-    asked = jax.config.jax_default_matmul_precision is not None  # type: ignore[attr-defined]  # made at run time
-    wide = jnp.result_type(tokens, router) == jnp.float32
-    precision = lax.Precision.HIGHEST if wide and not asked else None
-    return jnp.matmul(tokens, router, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _summed(tree: Any, axes: tuple[str, ...]) -> Any:

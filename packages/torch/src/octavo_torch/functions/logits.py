@@ -1,4 +1,9 @@
-"""router_logits: a router's product in fp32, forward and backward, with autocast on or off."""
+"""router_logits: a router's product in fp32, forward and backward, with autocast on or off.
+
+Tensor cores have no product of fp32, and without them it takes ten times as long as one of bf16. But bf16 times bf16 is
+exact in fp32, and an fp32 value is the sum of three of bf16, each with the next 8 of its 24 bits. So on CUDA, where the
+tokens are bf16, each product is one of bf16 that tensor cores sum in fp32, over a few matrices side by side.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +18,24 @@ from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import transforms_active
 
+_PARTS = 3  # of 8 bits each, of the 24 of fp32
+_BY_TENSOR_CORES = (torch.bfloat16, torch.float32)
+
 
 @one_call
 def router_logits(x: Tensor, router: Tensor) -> Tensor:
     """fp32 x router^T [T, E] of tokens x [T, K] and a router [E, K].
 
-    Gradients are products in fp32, too. A backward may run with autocast on although its forward ran with it off: where
-    `backward` is called inside of autocast, and where a compiled graph was called there, since its backward always runs
-    under the autocast of that call.
+    Gradients are products in fp32, too, rounded to the dtypes of x and router. What is kept for them is x and router as
+    they are. Products of fp32 tokens on CUDA are TF32 where the process has allowed that.
+
+    A backward may run with autocast on although its forward ran with it off: where `backward` is called inside of
+    autocast, and where a compiled graph was called there, since its backward always runs under the autocast of that
+    call.
     """
-    x, router = x.float(), router.float()
     with _no_autocast(x):
         if transforms_active() or forward_ad._current_level >= 0:  # a Function needs a rule for either
-            return linear(x, router)
+            return linear(x.float(), router.float())
         logits: Tensor = _Product.apply(x, router)  # type: ignore[no-untyped-call]
     return logits
 
@@ -39,11 +49,64 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: AutogradContext, x: Tensor, router: Tensor) -> Tensor:
         ctx.save_for_backward(x, router)
-        return linear(x, router)
+        if _by_tensor_cores(x, router):
+            return logits_by_parts(x, router)
+        return linear(x.float(), router.float())
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (dy,), (x, router) = grads, ctx.saved_tensors
+        wants_x, wants_router = ctx.needs_input_grad
+        parts = _by_tensor_cores(x, router)
+        dx = drouter = None
         with _no_autocast(dy):
-            dx = dy @ router if ctx.needs_input_grad[0] else None
-            return dx, dy.t() @ x if ctx.needs_input_grad[1] else None
+            if wants_x:
+                dx = (dx_by_parts(dy, router) if parts else dy @ router.float()).to(x.dtype)
+            if wants_router:
+                drouter = (drouter_by_parts(dy, x) if parts else dy.t() @ x.float()).to(router.dtype)
+        return dx, drouter
+
+
+def _by_tensor_cores(x: Tensor, router: Tensor) -> bool:
+    return x.is_cuda and x.dtype is torch.bfloat16 and router.dtype in _BY_TENSOR_CORES
+
+
+def logits_by_parts(x: Tensor, router: Tensor) -> Tensor:
+    """`router_logits` of tokens in bf16: [T, K] times the parts of the router side by side."""
+    parts = _parts_of(router)
+    if len(parts) == 1:
+        return _sums(x, router.t())
+    return _sums(x, torch.cat(parts).t()).view(len(x), len(parts), len(router)).sum(1)
+
+
+def dx_by_parts(dy: Tensor, router: Tensor) -> Tensor:
+    """dy router, fp32 [T, K], of the logits' gradient dy [T, E]: pairs of parts one behind the other along E.
+
+    Of two matrices in three parts each the pairs below 2^-24 of the product are left out.
+    """
+    left, right = _parts_of(dy), _parts_of(router)
+    pairs = [(one, other) for i, one in enumerate(left) for j, other in enumerate(right) if i + j < _PARTS]
+    return _sums(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs]))
+
+
+def drouter_by_parts(dy: Tensor, x: Tensor) -> Tensor:
+    """dy^T x, fp32 [E, K], of tokens in bf16."""
+    return _sums(torch.cat(_parts_of(dy), 1).t(), x).view(_PARTS, dy.shape[1], x.shape[1]).sum(0)
+
+
+def _parts_of(values: Tensor) -> list[Tensor]:
+    """bf16 tensors whose sum is `values`, the largest first; what is infinite or NaN is in the first alone."""
+    if values.dtype is torch.bfloat16:
+        return [values]
+    parts, rest = [values.bfloat16()], values
+    for _ in range(_PARTS - 1):
+        rest = torch.nan_to_num(rest - parts[-1], nan=0.0)  # infinity - infinity
+        parts.append(rest.bfloat16())
+    return parts
+
+
+def _sums(left: Tensor, right: Tensor) -> Tensor:
+    """The product of two matrices of bf16, summed in fp32."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()  # for tests of what stands around it

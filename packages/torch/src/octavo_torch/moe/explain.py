@@ -60,7 +60,12 @@ class MoeReport:
     exchange: ExchangePlan | None
 
     def __str__(self) -> str:
-        lines = ["router, whose logits are torch's product in fp32", _rows(self.router), "moves", _rows(*self.moves)]
+        lines = [
+            "router, whose logits are torch's product, summed in fp32",
+            _rows(self.router),
+            "moves",
+            _rows(*self.moves),
+        ]
         lines += [str(self.experts), "tokens", table(self.tokens)]
         if self.exchange is not None:
             lines += ["exchange", *(f"  {line}" for line in str(self.exchange).splitlines())]

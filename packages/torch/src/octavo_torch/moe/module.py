@@ -42,9 +42,12 @@ from octavo_torch.scaling.recipe_module import ModuleOptions
 class MoE(Experts):
     """y[t] = the sum over a token's choices of weight times expert, in one node of autograd: see moe_mlp.
 
-    Parameters are GroupedMLP's and router [G, K], which is in the dtype of the module and multiplied in fp32. The
-    buffer choice_bias fp32 [G], there where `choice_bias` says so, is added to the scores for choosing alone: raise it
-    for experts with few tokens. Casting the module leaves it float32. State lives in buffers as GroupedMLP's does.
+    Parameters are GroupedMLP's and router [G, K], which is in the dtype of the module. Its product with x and both
+    gradients of that are fp32 sums of exact products, which tensor cores compute where x is bf16 on CUDA; where x is
+    fp32 there, they are TF32 if the process has allowed it.
+
+    The buffer choice_bias fp32 [G], there where `choice_bias` says so, is added to the scores for choosing alone: raise
+    it for experts with few tokens. Casting the module leaves it float32. State lives in buffers as GroupedMLP's does.
 
     With `ep` the module has this rank's num_experts / ranks experts, and the router, which is the same on every rank:
     give it the same values there, and sum its gradients as those of other parameters that ranks share.
