@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
+from octavo_torch.arithmetic.parts import PARTS, bf16_parts
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import transforms_active
 
-_PARTS = 3  # of 8 bits each, of the 24 of fp32
 _BY_TENSOR_CORES = (torch.bfloat16, torch.float32)
 
 
@@ -73,7 +73,7 @@ def _by_tensor_cores(x: Tensor, router: Tensor) -> bool:
 
 def logits_by_parts(x: Tensor, router: Tensor) -> Tensor:
     """`router_logits` of tokens in bf16: [T, K] times the parts of the router side by side."""
-    parts = _parts_of(router)
+    parts = bf16_parts(router)
     if len(parts) == 1:
         return _sums(x, router.t())
     return _sums(x, torch.cat(parts).t()).view(len(x), len(parts), len(router)).sum(1)
@@ -84,25 +84,14 @@ def dx_by_parts(dy: Tensor, router: Tensor) -> Tensor:
 
     Of two matrices in three parts each the pairs below 2^-24 of the product are left out.
     """
-    left, right = _parts_of(dy), _parts_of(router)
-    pairs = [(one, other) for i, one in enumerate(left) for j, other in enumerate(right) if i + j < _PARTS]
+    left, right = bf16_parts(dy), bf16_parts(router)
+    pairs = [(one, other) for i, one in enumerate(left) for j, other in enumerate(right) if i + j < PARTS]
     return _sums(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs]))
 
 
 def drouter_by_parts(dy: Tensor, x: Tensor) -> Tensor:
     """dy^T x, fp32 [E, K], of tokens in bf16."""
-    return _sums(torch.cat(_parts_of(dy), 1).t(), x).view(_PARTS, dy.shape[1], x.shape[1]).sum(0)
-
-
-def _parts_of(values: Tensor) -> list[Tensor]:
-    """bf16 tensors whose sum is `values`, the largest first; what is infinite or NaN is in the first alone."""
-    if values.dtype is torch.bfloat16:
-        return [values]
-    parts, rest = [values.bfloat16()], values
-    for _ in range(_PARTS - 1):
-        rest = torch.nan_to_num(rest - parts[-1], nan=0.0)  # infinity - infinity
-        parts.append(rest.bfloat16())
-    return parts
+    return _sums(torch.cat(bf16_parts(dy), 1).t(), x).view(PARTS, dy.shape[1], x.shape[1]).sum(0)
 
 
 def _sums(left: Tensor, right: Tensor) -> Tensor:

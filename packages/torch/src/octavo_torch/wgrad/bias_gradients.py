@@ -17,6 +17,7 @@ from octavo.recipe_base import Gemm
 from octavo_registry import plan_if_served
 from octavo_registry.contract.request import GemmRequest
 from octavo_torch.arithmetic import operators
+from octavo_torch.arithmetic.parts import bf16_parts
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.dispatch.device import CUDA_MULTIPLE, arch_of
 from octavo_torch.dispatch.layer import Layer
@@ -78,14 +79,7 @@ def bias_gradients(
 
 def _parts(values: Tensor) -> Tensor:
     """bf16 [..., n] whose sum over n is `values` [...]: n is 1 for bf16 values, and 3 for others."""
-    if values.dtype is torch.bfloat16:
-        return values.unsqueeze(-1)
-    rest, parts = values.float(), []
-    for _ in range(3):
-        parts.append(rest.bfloat16())
-        # the difference from a part that is not finite would be NaN
-        rest = torch.where(parts[-1].isfinite(), rest - parts[-1].float(), 0.0)
-    return torch.stack(parts, -1)
+    return torch.stack(bf16_parts(values), -1)
 
 
 def _padded(columns: Tensor) -> Tensor:
