@@ -5,6 +5,7 @@ Tests on a device are skipped where torch sees none.
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import octavo_numerics
 from octavo import HighPrecision
+from octavo_torch.arithmetic.parts import bf16_parts
 from octavo_torch.compiler.graphs import no_waiting
 from octavo_torch.functions import logits
 from octavo_torch.functions.logits import drouter_by_parts, dx_by_parts, logits_by_parts, router_logits
@@ -68,6 +70,18 @@ def test_what_is_not_finite_stays_where_it_is(rng: np.random.Generator) -> None:
     assert made.isfinite().all(0).tolist() == [number != 3 for number in range(E)]
     dx = dx_by_parts(dy, torch.ones(E, K))
     assert dx.isfinite().any(1).tolist() == [number not in (5, 6) for number in range(T)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++ and there is no g++ here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_parts_of_a_compiled_program_add_up(rng: np.random.Generator) -> None:
+    """torch.compile leaves out a conversion to bf16 and back, and what was rounded off came out as 0: one part of 8
+    bits was all that a compiled layer's products had."""
+    values = torch.from_numpy(rng.standard_normal(1000, np.float32))
+    # g++ neither tries each instruction set of this processor nor precompiles headers for one kernel
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": True, "cpp_cache_precompile_headers": False}):
+        parts = torch.compile(bf16_parts)(values)
+    assert torch.equal(sum(part.double() for part in parts), values.double())
 
 
 @pytest.mark.parametrize("dtype", ROUTERS, ids=str)

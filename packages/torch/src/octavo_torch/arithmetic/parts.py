@@ -5,19 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PARTS = 3
-"""Of fp32: each has the next 8 of its 24 bits."""
+from octavo_torch.arithmetic.casts import bits_of, float_from
+
+PARTS = 3  # of fp32: each has the next 8 of its 24 bits
+_UPPER_HALF = -0x10000  # of an fp32 value's bits, those of bf16
 
 
 def bf16_parts(values: Tensor) -> list[Tensor]:
     """bf16 tensors whose sum is `values`, the largest first: one where they are bf16, else three.
 
-    What is infinite or NaN is in the first alone.
+    What is infinite or NaN is in the first alone. Bits are cut off and not rounded, because torch.compile leaves out a
+    conversion to bf16 whose result it goes on with in fp32, and then nothing was left for the other parts.
     """
     if values.dtype is torch.bfloat16:
         return [values]
-    parts, rest = [values.bfloat16()], values.float()
-    for _ in range(PARTS - 1):
-        rest = torch.nan_to_num(rest - parts[-1], nan=0.0, posinf=0.0, neginf=0.0)
-        parts.append(rest.bfloat16())
-    return parts
+    values = values.float()
+    first = float_from(bits_of(values) & _UPPER_HALF)
+    rest = torch.nan_to_num(values - first, nan=0.0)  # infinity - infinity
+    second = float_from(bits_of(rest) & _UPPER_HALF)
+    return [first.bfloat16(), second.bfloat16(), (rest - second).bfloat16()]
