@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 import octavo_torch as ot
-from octavo_torch.functions.logits import router_logits
 from octavo_torch.moe import module
+from octavo_torch.moe.router.logits import router_logits
 
 SHAPES = {
     "Qwen3-30B: 8192 x 2048, 128 experts": (8192, 2048, 128),

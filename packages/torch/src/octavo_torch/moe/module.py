@@ -20,7 +20,6 @@ from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.operands import check_layout
 from octavo_torch.dispatch.room import Room
-from octavo_torch.functions.logits import router_logits
 from octavo_torch.mlp.adapted import Adapters, run_adapted
 from octavo_torch.mlp.experts import Experts, QuantizedWeights
 from octavo_torch.mlp.mlp import OptionalOperands
@@ -35,6 +34,7 @@ from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.own_experts import check_sharded, replicas
 from octavo_torch.moe.router.checks import check_groups, check_scale, check_score
 from octavo_torch.moe.router.choosing import Choice, choose_experts
+from octavo_torch.moe.router.logits import router_logits
 from octavo_torch.moe.rows.permutation import through_rows
 from octavo_torch.scaling.recipe_module import ModuleOptions
 

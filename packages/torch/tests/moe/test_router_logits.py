@@ -18,8 +18,8 @@ import octavo_numerics
 from octavo import HighPrecision
 from octavo_torch.arithmetic.parts import bf16_parts
 from octavo_torch.compiler.graphs import no_waiting
-from octavo_torch.functions import logits
-from octavo_torch.functions.logits import drouter_by_parts, dx_by_parts, logits_by_parts, router_logits
+from octavo_torch.moe.router import logits
+from octavo_torch.moe.router.logits import drouter_by_parts, dx_by_parts, logits_by_parts, router_logits
 
 T, K, E = 70, 144, 13
 SUMMED = {"logits": K, "dx": 6 * E, "drouter": T}
@@ -110,11 +110,15 @@ def test_products_on_a_device_are_of_bf16(
     rng: np.random.Generator, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products of fp32 took 6 % of a layer's time there, or were TF32 where the process had allowed that. Tokens of
-    other dtypes have no parts that would pay."""
-    with FakeTensorMode():
-        fake = {kind: torch.empty(16, 16, dtype=kind, device="cuda") for kind in (torch.float16, *ROUTERS)}
-        assert [kind for kind in fake if logits._by_tensor_cores(fake[kind], fake[dtype])] == [torch.bfloat16]
-        assert not logits._by_tensor_cores(fake[torch.bfloat16], fake[torch.float16])
+    other dtypes have no parts that would pay, and chips before sm_80 no such tensor cores."""
+    for arch, chosen in (((9, 0), [torch.bfloat16]), ((7, 5), [])):
+        monkeypatch.setattr(logits, "arch_of", lambda device, arch=arch: arch)
+        with FakeTensorMode():
+            fake = {kind: torch.empty(16, 16, dtype=kind, device="cuda") for kind in (torch.float16, *ROUTERS)}
+            assert [kind for kind in fake if logits._by_tensor_cores(fake[kind], fake[dtype])] == chosen
+            assert not logits._by_tensor_cores(fake[torch.bfloat16], fake[torch.float16])
+            nobody = torch.empty(0, 16, dtype=torch.bfloat16, device="cuda")
+            assert not logits._by_tensor_cores(nobody, fake[dtype])
     x, router, dy = draw(rng, dtype)
     assert not logits._by_tensor_cores(x, router)
     multiplied: list[torch.dtype] = []

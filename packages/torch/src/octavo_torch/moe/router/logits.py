@@ -18,8 +18,10 @@ from octavo_torch.arithmetic.parts import PARTS, bf16_parts
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import transforms_active
+from octavo_torch.dispatch.device import arch_of
 
 _BY_TENSOR_CORES = (torch.bfloat16, torch.float32)
+_FIRST_ARCH = (8, 0)  # whose tensor cores multiply bf16
 
 
 @one_call
@@ -68,7 +70,10 @@ class _Product(torch.autograd.Function):
 
 
 def _by_tensor_cores(x: Tensor, router: Tensor) -> bool:
-    return x.is_cuda and x.dtype is torch.bfloat16 and router.dtype in _BY_TENSOR_CORES
+    if not x.is_cuda or x.dtype is not torch.bfloat16 or router.dtype not in _BY_TENSOR_CORES or x.numel() == 0:
+        return False
+    arch = arch_of(x.device)  # AMD's devices are "cuda", too, and torch has no such product there
+    return torch.version.hip is None and arch is not None and arch >= _FIRST_ARCH
 
 
 def logits_by_parts(x: Tensor, router: Tensor) -> Tensor:
