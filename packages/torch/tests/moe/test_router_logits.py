@@ -109,7 +109,7 @@ def test_the_tokens_are_kept_as_they_are(rng: np.random.Generator, dtype: torch.
 def test_products_on_a_device_are_of_bf16(
     rng: np.random.Generator, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products of fp32 took 6 % of a layer's time there, or were TF32 where the process had allowed that. Tokens of
+    """Products of fp32 took a tenth of a layer's time there, or were TF32 where the process had allowed that. Tokens of
     other dtypes have no parts that would pay, and chips before sm_80 no such tensor cores."""
     for arch, chosen in (((9, 0), [torch.bfloat16]), ((7, 5), [])):
         monkeypatch.setattr(logits, "arch_of", lambda device, arch=arch: arch)
