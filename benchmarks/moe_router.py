@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from replays import TURNS, Run, graph_of, in_turns
 from torch import Tensor
 
 import octavo
@@ -33,37 +33,8 @@ ROUTERS: Mapping[str, tuple[int, int, int, dict[str, Any]]] = {
 """Tokens, experts, choices, and what else of a rule."""
 
 ROWS, FEATURES, GROUPS = 32768, 2048, 32
-TURNS, CALLS, STEPS = 12, 20, 4
+CALLS, STEPS = 20, 4
 NATIVE, COMPOSED = "torch-native", "torch-reference"
-Run = Callable[[], object]
-
-
-def graph_of(run: Run, calls: int) -> torch.cuda.CUDAGraph:
-    """So many calls."""
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            run()
-    return graph
-
-
-def in_turns(runs: Mapping[str, Run], calls: int) -> dict[str, float]:
-    """Median microseconds of each; every run makes `calls` calls."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(TURNS + 1):
-        for name, run in runs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            if turn:  # the first one warms up
-                times[name].append(start.elapsed_time(end) * 1e3 / calls)
-    return {name: round(statistics.median(each), 2) for name, each in times.items()}
 
 
 def routers(dtype: torch.dtype) -> dict[str, dict[str, float]]:

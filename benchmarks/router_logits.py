@@ -13,19 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from layers import MOE
+from replays import TURNS, graph_of, in_turns
 from torch import Tensor
 from torch.nn.functional import linear
 
 import octavo_torch as ot
+from octavo_bench.harness.timing import host_times_in_turn
 from octavo_torch.moe import module
 from octavo_torch.moe.router.logits import router_logits
 
@@ -34,36 +34,8 @@ SHAPES = {
     "DSv3: 4096 x 7168, 256 experts": (4096, 7168, 256),
 }
 DTYPES = ("bfloat16", "float32")
-TURNS, CALLS, STEPS = 12, 20, 4
+CALLS, STEPS = 20, 4
 FP32, PARTS = "fp32", "tensor cores"
-
-
-def in_turns(runs: Mapping[str, Callable[[], object]], calls: int) -> dict[str, float]:
-    """Median microseconds of a call; every run makes `calls` of them."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(TURNS + 1):
-        for name in list(runs)[:: 1 - 2 * (turn % 2)]:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            runs[name]()
-            end.record()
-            end.synchronize()
-            if turn:  # the first one warms up
-                times[name].append(start.elapsed_time(end) * 1e3 / calls)
-    return {name: round(statistics.median(each), 2) for name, each in times.items()}
-
-
-def graph_of(run: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
-    """So many calls."""
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            run()
-    return graph
 
 
 def logits_in_fp32(x: Tensor, router: Tensor) -> Tensor:
@@ -161,18 +133,14 @@ def in_jax(shape: tuple[int, int, int], dtype: str) -> dict[str, Any]:
 
         return jax.jit(steps)
 
-    ways = {name: way(name) for name in (FP32, PARTS)}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(TURNS + 1):
-        for name in list(ways)[:: 1 - 2 * (turn % 2)]:
-            if turn == 0:
-                jax.block_until_ready(ways[name](x, router))
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                made = ways[name](x, router)
-            jax.block_until_ready(made)
-            times[name].append((time.perf_counter() - start) * 1e6 / CALLS / STEPS)
-    return {"step_us": {name: round(statistics.median(each[1:]), 2) for name, each in times.items()}}
+    def run(steps: Any) -> None:
+        for _ in range(CALLS):
+            made = steps(x, router)
+        jax.block_until_ready(made)
+
+    ways = (FP32, PARTS)
+    times = host_times_in_turn([[partial(run, way(name))] for name in ways], TURNS)
+    return {"step_us": {name: round(each.median / CALLS / STEPS, 2) for name, each in zip(ways, times, strict=True)}}
 
 
 def main() -> None:

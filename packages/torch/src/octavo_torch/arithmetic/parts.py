@@ -7,12 +7,11 @@ from torch import Tensor
 
 from octavo_torch.arithmetic.casts import bits_of, float_from
 
-PARTS = 3  # of fp32: each has the next 8 of its 24 bits
 _UPPER_HALF = -0x10000  # of an fp32 value's bits, those of bf16
 
 
 def bf16_parts(values: Tensor) -> list[Tensor]:
-    """bf16 tensors whose sum is `values`, the largest first: one where they are bf16, else three.
+    """bf16 tensors whose sum is `values`, the largest first: one where they are bf16, else three of 8 bits each.
 
     What is infinite or NaN is in the first alone. Bits are cut off and not rounded, because torch.compile leaves out a
     conversion to bf16 whose result it goes on with in fp32, and then nothing was left for the other parts.

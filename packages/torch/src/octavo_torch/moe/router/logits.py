@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
-from octavo_torch.arithmetic.parts import PARTS, bf16_parts
+from octavo_torch.arithmetic.parts import bf16_parts
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import transforms_active
@@ -90,13 +90,14 @@ def dx_by_parts(dy: Tensor, router: Tensor) -> Tensor:
     Of two matrices in three parts each the pairs below 2^-24 of the product are left out.
     """
     left, right = bf16_parts(dy), bf16_parts(router)
-    pairs = [(one, other) for i, one in enumerate(left) for j, other in enumerate(right) if i + j < PARTS]
+    pairs = [(one, other) for i, one in enumerate(left) for j, other in enumerate(right) if i + j < len(left)]
     return _sums(torch.cat([one for one, _ in pairs], 1), torch.cat([other for _, other in pairs]))
 
 
 def drouter_by_parts(dy: Tensor, x: Tensor) -> Tensor:
     """dy^T x, fp32 [E, K], of tokens in bf16."""
-    return _sums(torch.cat(bf16_parts(dy), 1).t(), x).view(PARTS, dy.shape[1], x.shape[1]).sum(0)
+    parts = bf16_parts(dy)
+    return _sums(torch.cat(parts, 1).t(), x).view(len(parts), dy.shape[1], x.shape[1]).sum(0)
 
 
 def _sums(left: Tensor, right: Tensor) -> Tensor:
