@@ -17,8 +17,10 @@ import octavo
 import octavo_jax
 from octavo_jax import moe
 from octavo_jax.counting import count_runs
+from octavo_jax.dispatch.device import DeviceKind
 from octavo_jax.mlp.mlp import grouped_mlp
 from octavo_jax.moe import experts
+from octavo_jax.moe.router import logits
 from octavo_jax.policies import save_quantized
 
 T, K, F, N, E = 20, 16, 8, 12, 4
@@ -251,13 +253,14 @@ def test_bad_arguments() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "asked", "used"),
-    [("float32", None, "HIGHEST"), ("float32", "tensorfloat32", "HIGH")],
+    [("float32", None, "HIGHEST"), ("float32", "tensorfloat32", "HIGH"), ("bfloat16", None, None)],
 )
 def test_a_routers_product_is_no_tf32_unless_it_is_asked_for(
-    dtype: str, asked: str | None, used: str | None, rng: np.random.Generator
+    dtype: str, asked: str | None, used: str | None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On GPUs JAX multiplies float32 in TF32 by default, which rounds a router's weights to 11 bits in silence. The
-    product, and both of its gradient, say which precision they have."""
+    product, and both of its gradient, say which precision they have. test_router_logits.py has bf16 tokens there."""
+    monkeypatch.setattr(logits, "device_of", lambda x: DeviceKind("cpu", None))
     p = {name: jnp.asarray(a, dtype) for name, a in _arrays(rng).items()}
     experts = {name: p[name] for name in ("wi", "wo")}
 
