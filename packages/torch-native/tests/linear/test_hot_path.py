@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from types import FrameType
@@ -15,6 +13,7 @@ import native_calls as native
 import numpy as np
 import pytest
 import torch
+from memory_kept import keeps_nothing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import octavo_torch
@@ -120,32 +119,14 @@ def test_thousand_calls_enter_no_foreign_frame(name: str) -> None:
         assert_no_foreign_frame(what, call, 1000 if name == NAMES[0] else 100)
 
 
-def assert_nothing_kept(calls: dict[str, Callable[[], Any]], times: int = 100) -> None:
-    """Of memory and objects, in one of ten runs: a test runner's threads allocate beside them, CPython keeps some ten
-    thousand bytes in its lists of free objects, over a few runs, and a leak is in every run."""
+def assert_nothing_kept(calls: dict[str, Callable[[], Any]]) -> None:
+    """Of memory, by any of these calls."""
 
     def call_each() -> None:
         for call in calls.values():
             call()
 
-    for _ in range(20):
-        call_each()
-    gc.collect()
-    tracemalloc.start()
-    try:
-        call_each()
-        for _ in range(10):
-            before, objects = tracemalloc.get_traced_memory()[0], len(gc.get_objects())
-            for _ in range(times):
-                call_each()
-            gc.collect()
-            grown, more = tracemalloc.get_traced_memory()[0] - before, len(gc.get_objects()) - objects
-            # an object kept by each call of one kind would be 16 bytes at the least, and others may be given back
-            if grown < times * 8 and more < times // 2:
-                return
-    finally:
-        tracemalloc.stop()
-    pytest.fail(f"{times} calls of each of {', '.join(calls)} keep {grown} bytes and {more} objects")
+    assert keeps_nothing(call_each), [what for what, call in calls.items() if not keeps_nothing(call)]
 
 
 @pytest.mark.parametrize("name", NAMES)
