@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -9,9 +11,10 @@ import numpy as np
 import pytest
 
 import octavo_numerics
-from octavo.formats import Format
+from octavo import QuantizerSpec
+from octavo.formats import FORMAT_MAX, Format
 from octavo_jax.arithmetic import bits as fp32
-from octavo_jax.arithmetic import casts
+from octavo_jax.arithmetic import casts, scales
 
 N = 200_000
 
@@ -49,6 +52,55 @@ def test_quotients_next_to_a_midpoint(rng: np.random.Generator) -> None:
     with np.errstate(all="ignore"):
         wanted = (np.float32(1) / b.view(np.float32)).view(np.uint32)
     assert np.array_equal(jax.jit(fp32.divide)(fp32.ONE, b), wanted)
+
+
+def _around_thresholds(rng: np.random.Generator, fmt: Format) -> np.ndarray:
+    """Finite magnitudes: of every exponent those next to the format's largest significand, and others."""
+    top = int(np.float32(FORMAT_MAX[fmt]).view(np.uint32)) & 0x7FFFFF
+    near = (np.arange(255)[:, None] << 23) + np.clip(top + np.arange(-3, 4), 0, 0x7FFFFF)
+    edges = [0, 1, 0x7FFFFF, 0x7F7FFFFF, *(np.arange(255) << 23)]
+    return np.concatenate([near.ravel(), edges, rng.integers(0, 0x7F800000, N)]).astype(np.uint32)
+
+
+@pytest.mark.parametrize("fmt", ["e4m3", "e5m2", "e2m1"])
+def test_scales_that_are_powers_of_two(fmt: Format, rng: np.random.Generator) -> None:
+    """The integer difference of bits has the exponent of the rounded quotient and of the rounded product, the one amax
+    whose product rounds down to 2^-127 included."""
+    amax = _around_thresholds(rng, fmt)
+    top = np.float32(FORMAT_MAX[fmt])
+    with np.errstate(all="ignore"):
+        needed = amax.view(np.float32) * (np.float32(1) / top)
+        quotient = np.minimum(top / amax.view(np.float32), np.finfo(np.float32).max)
+    fraction, exponent = np.frexp(needed.astype(np.float64))
+    byte = np.where(needed == 0, 0, np.maximum(exponent + 127 - (fraction == 0.5), 0))
+    encode, stored = jax.jit(scales.e8m0, static_argnums=1)(amax, fmt)
+    assert np.array_equal(stored, byte)
+    assert np.array_equal(encode, (254 - byte).astype(np.uint32) << 23)
+    if fmt == "e2m1":  # no recipe makes fp32 scales for it
+        return
+    spec = QuantizerSpec(format=fmt, scaling="block", power_of_two=True)
+    encode, stored = jax.jit(scales.from_amax, static_argnums=1)(amax, spec)
+    powers = np.where(amax == 0, np.uint32(0x3F800000), quotient.view(np.uint32) & 0x7F800000)
+    assert np.array_equal(encode, powers)
+    assert np.array_equal(np.asarray(stored).view(np.uint32), (1 / powers.view(np.float32)).view(np.uint32))
+
+
+def test_products_with_powers_of_two(rng: np.random.Generator) -> None:
+    """The significand stays: what `scaled` computes, for every power of two that an encode scale can be."""
+    magnitude = rng.integers(0, 0x7F800000, N).astype(np.uint32)
+    magnitude[::5] &= 0x7FFFFF
+    power = rng.integers(1, 255, N).astype(np.uint32) << 23
+    assert np.array_equal(jax.jit(fp32.scaled_by_power)(magnitude, power), jax.jit(fp32.scaled)(magnitude, power))
+
+
+def test_numbers_are_split_as_arrays_are(rng: np.random.Generator) -> None:
+    """A dividend or a factor that is known while a program is traced gives the bits that one in an array gives."""
+    a, _ = _pairs(rng)
+    for number in (fp32.ONE, fp32.constant(448.0), fp32.constant(float(np.float32(1) / np.float32(6)))):
+        same = np.full_like(a, number)
+        quotient, product = jax.jit(partial(fp32.divide, number)), jax.jit(partial(fp32.multiply, b=number))
+        assert np.array_equal(quotient(a), jax.jit(fp32.divide)(same, a))
+        assert np.array_equal(product(a), jax.jit(fp32.multiply)(a, same))
 
 
 def test_add_is_ieee(rng: np.random.Generator) -> None:

@@ -6,11 +6,13 @@ are cast to eight bits or fewer afterwards; `multiply`, `divide` and `square_roo
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from octavo_jax.arithmetic.elements import broadcast, clip, elements, elementwise, plain, where
+from octavo_jax.arithmetic.elements import broadcast, clip, elements, elementwise, minimum, plain, where
 
 SIGN = np.uint32(0x80000000)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
@@ -59,8 +61,13 @@ def widened(x: Array) -> Array:
 
 
 @elementwise
-def split(magnitude: Array) -> tuple[Array, Array]:
-    """(m, e) with magnitude = m * 2^e: m float32 in [1, 2), e int32; zero gets an exponent that never returns."""
+def split(magnitude: Array | np.uint32) -> tuple[Any, Any]:
+    """(m, e) with magnitude = m * 2^e: m float32 in [1, 2), e int32; zero gets an exponent that never returns.
+
+    A number, which has to be normal, is split while the program is traced.
+    """
+    if isinstance(magnitude, np.uint32):
+        return ((magnitude & FRACTION) | ONE).view(np.float32), np.int32(magnitude >> 23) - np.int32(127)
     subnormal = magnitude < SMALLEST_NORMAL
     counted = as_bits(magnitude.astype(jnp.int32).astype(jnp.float32))
     normal = where(subnormal, counted, magnitude)
@@ -87,9 +94,38 @@ def scaled(magnitude: Array, scale: Array) -> Array:
 
 
 @elementwise
-def _integer(significand: Array) -> Array:
+def scaled_by_power(magnitude: Array, scale: Array) -> Array:
+    """`scaled` by a power of two of 2^-126 or more: the significand stays."""
+    m, e = split(magnitude)
+    return join(m, e + ((scale >> 23).astype(jnp.int32) - 127))
+
+
+@elementwise
+def power_of_two_below_quotient(dividend: np.uint32, divisor: Array) -> Array:
+    """The bits of the largest power of two <= fl(dividend / divisor), and of 2^127 for greater ones.
+
+    The quotient of a normal dividend by a smaller significand is below a power of two by 2^-24 of it at the least, and
+    no rounding reaches that power; so the integer difference of the bits has the exponent, its borrow included.
+
+    dividend   a normal number of at least 2, so that a subnormal divisor's quotient is past 2^127
+    divisor    at most FLT_MAX
+    """
+    exponent = (np.int32(dividend) - divisor.astype(jnp.int32)) >> 23
+    return minimum(exponent + 127, 254).astype(jnp.uint32) << 23
+
+
+@elementwise
+def reciprocal_of_power(power: Array) -> Array:
+    """The bits of 1 / 2^k for the bits of a normal 2^k; 2^-127 is subnormal."""
+    largest = np.uint32(254 << 23)
+    return where(power == largest, np.uint32(0x00400000), largest - power)
+
+
+@elementwise
+def _integer(significand: Array | np.float32) -> Any:
     """The 24-bit integer m * 2^23 of a significand m in [1, 2)."""
-    return (as_bits(significand) & FRACTION) | SMALLEST_NORMAL
+    bits = significand.view(np.uint32)
+    return (bits & FRACTION) | SMALLEST_NORMAL
 
 
 @elementwise
@@ -105,8 +141,8 @@ def _rounded(q: Array, exponent: Array) -> Array:
 
 
 @elementwise
-def multiply(a: Array, b: Array) -> Array:
-    """The bits of fl(a * b) for finite magnitudes."""
+def multiply(a: Array, b: Array | np.uint32) -> Array:
+    """The bits of fl(a * b) for finite magnitudes; a number b has to be normal."""
     (m, e), (n, f) = split(a), split(b)
     x, y = _integer(m), _integer(n)
     x1, x0, y1, y0 = x >> 12, x & 0xFFF, y >> 12, y & 0xFFF
@@ -123,10 +159,12 @@ def multiply(a: Array, b: Array) -> Array:
 
 @elementwise
 def divide(a: Array | np.uint32, b: Array) -> Array:
-    """The bits of fl(a / b) for a finite magnitude a > 0 and a finite magnitude b; a / 0 is inf."""
-    (m, e), (n, f) = split(elements(a)), split(b)
-    x, y = _integer(m).astype(jnp.int32), _integer(n).astype(jnp.int32)
-    x, y = broadcast(x, y)
+    """The bits of fl(a / b) for a finite magnitude a > 0 and a finite magnitude b; a / 0 is inf; a number a has to be
+    normal."""
+    (m, e), (n, f) = split(a), split(b)
+    x, y = _integer(m).astype(np.int32), _integer(n).astype(np.int32)
+    if not isinstance(a, np.uint32):
+        x, y = broadcast(x, y)
     less = x < y
     shift = where(less, np.int32(24), np.int32(23))
     guess = m / n * where(less, np.float32(2**24), np.float32(2**23))

@@ -99,7 +99,8 @@ class Random(NamedTuple):
 def _codes(bits: Array, encode: Array, spec: QuantizerSpec, random: Array | None) -> Array:
     """Payload of fp32 `bits` under encode scales that broadcast against them."""
     magnitude = bits & fp32.MAGNITUDE
-    product = fp32.scaled(magnitude, encode)
+    powers = spec.scaling == "mxfp8" or (spec.power_of_two and spec.scaling != "delayed")
+    product = (fp32.scaled_by_power if powers else fp32.scaled)(magnitude, encode)
     code = casts.nearest(product, spec.format) if random is None else casts.stochastic(product, random)
     code = code | ((bits >> 31) << casts.sign_shift(spec.format))
     invalid = ~fp32.is_finite(magnitude) | (encode > fp32.INFINITY)
@@ -127,6 +128,12 @@ def group_amax(magnitude: Array, rows: Rows) -> Array:
 
 def _fp32_scales(amax: Array, spec: QuantizerSpec) -> Scales:
     return scales.e8m0(amax, spec.format) if spec.scaling == "mxfp8" else scales.from_amax(amax, spec)
+
+
+def _second_level(amax: Array) -> tuple[tuple[Array, Array], Array]:
+    """NVFP4's second level: bits of each group's encode and decode factor, and the decode factor as it is stored."""
+    encode, stored = scales.second_level(amax)
+    return (encode, fp32.as_bits(stored)), stored
 
 
 def _per_group(bits: Array, rows: Rows, spec: QuantizerSpec, scale: Array | None, span: Span) -> Plane:
@@ -157,8 +164,8 @@ def _row_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random:
     amax = fp32.largest(column_blocks(magnitude, size), -1)
     second = None
     if spec.scaling == "nvfp4":
-        group_encode, second = scales.second_level(span.of_group(group_amax(magnitude, rows)))
-        unit_scales = scales.nvfp4(amax, rows.from_groups(group_encode)[..., None])
+        group, second = _second_level(span.of_group(group_amax(magnitude, rows)))
+        unit_scales = scales.nvfp4(amax, *(rows.from_groups(factor)[..., None] for factor in group))
     else:
         unit_scales = _fp32_scales(amax, spec)
     drawn = None if random is None else random.row_data(rows, amax.shape[-1])[..., :columns]
@@ -174,8 +181,8 @@ def _square_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, rand
     amax = fp32.largest(rows.panels(row_part, size), 1)
     second = None
     if spec.scaling == "nvfp4":
-        group_encode, second = scales.second_level(span.of_group(group_amax(magnitude, rows)))
-        unit_scales = scales.nvfp4(amax, rows.blocks_from_groups(group_encode, size)[:, None])
+        group, second = _second_level(span.of_group(group_amax(magnitude, rows)))
+        unit_scales = scales.nvfp4(amax, *(rows.blocks_from_groups(factor, size)[:, None] for factor in group))
     else:
         unit_scales = _fp32_scales(amax, spec)
     encode = along_columns(rows.from_blocks(unit_scales.encode, size), size, columns)
@@ -192,8 +199,8 @@ def _column_plane(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, rando
     second = None
     if spec.scaling == "nvfp4":
         largest = rows.group_largest(fp32.largest(amax, -1), size)
-        group_encode, second = scales.second_level(span.of_group(largest))
-        unit_scales = scales.nvfp4(amax, rows.blocks_from_groups(group_encode, size)[:, None])
+        group, second = _second_level(span.of_group(largest))
+        unit_scales = scales.nvfp4(amax, *(rows.blocks_from_groups(factor, size)[:, None] for factor in group))
     else:
         unit_scales = _fp32_scales(amax, spec)
     drawn = None if random is None else random.column_data(rows, bits.shape[-1])

@@ -6,9 +6,10 @@ along rows, restart at each group and are packed in group order; P is their stat
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import partial
 from typing import NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -69,68 +70,114 @@ def _passed(ends: Array, index: Array) -> Array:
     return jnp.sum(index[:, None] >= ends[None, :], axis=1, dtype=jnp.int32)
 
 
+class _RowTable(NamedTuple):
+    """Of M rows in G groups.
+
+    ends, starts, sizes   [G], of each group's rows
+    group                 [M], of each row; G in the tail
+    position              of each row, [M]; the last group's in the tail
+    """
+
+    ends: Array
+    starts: Array
+    sizes: Array
+    group: Array
+    position: Position
+
+
+class _BlockTable(NamedTuple):
+    """Of blocks of `size` rows, which restart at each group; P is their bound.
+
+    group             [P], of each block; G for blocks that no group needs
+    position          of each block, [P]; the last group's where no group needs it
+    first_of_row      [M]: the first block of each row's group
+    rows, present     [P, size]: the row of each entry, and whether there is one
+    """
+
+    group: Array
+    position: Position
+    first_of_row: Array
+    rows: Array
+    present: Array
+
+
+# A layer asks for the same tables a dozen times: jit traces and lowers them once.
+@partial(jax.jit, static_argnames="rows")
+def _row_table(group_sizes: Array, rows: int) -> _RowTable:
+    ends = group_ends(group_sizes, rows)
+    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
+    row = jnp.arange(rows, dtype=jnp.int32)
+    group = _passed(ends, row)
+    clamped = jnp.minimum(group, group_sizes.shape[0] - 1)
+    return _RowTable(ends, starts, ends - starts, group, Position(clamped, row - starts[clamped]))
+
+
+@partial(jax.jit, static_argnames="size")
+def _block_table(of_rows: _RowTable, size: int) -> _BlockTable:
+    groups, rows = of_rows.ends.shape[0], of_rows.group.shape[0]
+    ends = jnp.cumsum((of_rows.sizes + (size - 1)) // size).astype(jnp.int32)
+    firsts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
+    block = jnp.arange(block_bound(rows, groups, size), dtype=jnp.int32)
+    group = _passed(ends, block)
+    clamped = jnp.minimum(group, groups - 1)
+    within = block - firsts[clamped]
+    first_row = of_rows.starts[clamped] + within * size
+    row = first_row[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
+    present = (row < of_rows.ends[clamped][:, None]) & (group < groups)[:, None]
+    first_of_row = firsts[of_rows.position.group]
+    return _BlockTable(group, Position(clamped, within), first_of_row, jnp.where(present, row, 0), present)
+
+
 class RaggedRows:
     """M rows split among G groups by traced sizes; rows past the sum are a tail."""
 
     def __init__(self, group_sizes: Array, rows: int) -> None:
         self.groups = group_sizes.shape[0]
         self.rows = rows
-        self.ends = group_ends(group_sizes, rows)
-        self.starts = jnp.concatenate([jnp.zeros(1, jnp.int32), self.ends[:-1]])
-        self.sizes = self.ends - self.starts
-        self._tables: dict[int, tuple[Array, Array, Array]] = {}
+        self._table: _RowTable = _row_table(group_sizes, rows)
+        self._blocks: dict[int, _BlockTable] = {}
 
-    @cached_property
+    @property
+    def starts(self) -> Array:
+        """The first row of each group, [G]."""
+        return self._table.starts
+
+    @property
+    def sizes(self) -> Array:
+        """The rows of each group, [G]."""
+        return self._table.sizes
+
+    @property
     def row_group(self) -> Array:
         """Group of each row, [M]; G in the tail."""
-        return _passed(self.ends, jnp.arange(self.rows, dtype=jnp.int32))
+        return self._table.group
 
-    @cached_property
-    def _clamped(self) -> Array:
-        return jnp.minimum(self.row_group, self.groups - 1)
-
-    @cached_property
+    @property
     def valid(self) -> Array:
         """True for rows that belong to a group, [M]."""
-        return self.row_group < self.groups
+        return self._table.group < self.groups
 
-    @cached_property
+    @property
     def position(self) -> Position:
         """Group and row-within-group of each row, [M]."""
-        return Position(self._clamped, jnp.arange(self.rows, dtype=jnp.int32) - self.starts[self._clamped])
+        return self._table.position
 
     def bound(self, size: int) -> int:
         """P."""
         return block_bound(self.rows, self.groups, size)
 
-    def _blocks(self, size: int) -> tuple[Array, Array, Array]:
-        """(first block of each group [G], group of each block [P], block within its group [P])."""
-        if size not in self._tables:
-            ends = jnp.cumsum((self.sizes + (size - 1)) // size).astype(jnp.int32)
-            firsts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
-            blocks = jnp.arange(self.bound(size), dtype=jnp.int32)
-            group = _passed(ends, blocks)
-            within = blocks - firsts[jnp.minimum(group, self.groups - 1)]
-            self._tables[size] = (firsts, group, within)
-        return self._tables[size]
+    def _of_blocks(self, size: int) -> _BlockTable:
+        if size not in self._blocks:
+            self._blocks[size] = _block_table(self._table, size)
+        return self._blocks[size]
 
     def block_group(self, size: int) -> Array:
         """Group of each block, [P]; G for blocks that no group needs."""
-        return self._blocks(size)[1]
+        return self._of_blocks(size).group
 
     def block_position(self, size: int) -> Position:
         """Group and block-within-group of each block, [P]."""
-        _, group, within = self._blocks(size)
-        return Position(jnp.minimum(group, self.groups - 1), within)
-
-    def panel_rows(self, size: int) -> tuple[Array, Array]:
-        """(row of each panel entry [P, size], True where there is one)."""
-        _, group, within = self._blocks(size)
-        clamped = jnp.minimum(group, self.groups - 1)
-        first = self.starts[clamped] + within * size
-        rows = first[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
-        present = (rows < self.ends[clamped][:, None]) & (group < self.groups)[:, None]
-        return jnp.where(present, rows, 0), present
+        return self._of_blocks(size).position
 
     def masked(self, x: Array) -> Array:
         """x [M, K] with zeros in the tail."""
@@ -138,17 +185,16 @@ class RaggedRows:
 
     def panels(self, x: Array, size: int) -> Array:
         """[M, K] as blocks [P, size, K], zero-padded."""
-        rows, present = self.panel_rows(size)
         if self.rows == 0:
             return jnp.zeros((self.bound(size), size, *x.shape[1:]), x.dtype)
-        return jnp.where(present[..., None], x[rows], jnp.zeros((), x.dtype))
+        blocks = self._of_blocks(size)
+        return jnp.where(blocks.present[..., None], x[blocks.rows], jnp.zeros((), x.dtype))
 
     def unpanel(self, panels: Array, size: int) -> Array:
         """Blocks [P, size, K] back to [M, K], zeros in the tail."""
         if self.rows == 0 or panels.shape[0] == 0:
             return jnp.zeros((self.rows, *panels.shape[2:]), panels.dtype)
-        firsts = self._blocks(size)[0]
-        index = firsts[self._clamped] * size + self.position.row
+        index = self._of_blocks(size).first_of_row * size + self.position.row
         flat = panels.reshape(-1, *panels.shape[2:])
         return self.masked(flat[jnp.where(self.valid, index, 0)])
 
@@ -156,12 +202,12 @@ class RaggedRows:
         """[P, ...] to [M, ...]."""
         if self.rows == 0 or per_block.shape[0] == 0:
             return jnp.zeros((self.rows, *per_block.shape[1:]), per_block.dtype)
-        firsts = self._blocks(size)[0]
-        return per_block[jnp.where(self.valid, firsts[self._clamped] + self.position.row // size, 0)]
+        block = self._of_blocks(size).first_of_row + self.position.row // size
+        return per_block[jnp.where(self.valid, block, 0)]
 
     def from_groups(self, per_group: Array) -> Array:
         """[G, ...] to [M, ...]."""
-        return per_group[self._clamped]
+        return per_group[self.position.group]
 
     def blocks_from_groups(self, per_group: Array, size: int) -> Array:
         """[G, ...] to [P, ...]."""

@@ -48,11 +48,14 @@ def from_amax(amax: Array, spec: QuantizerSpec) -> Scales:
     with np.errstate(over="ignore"):
         epsilon = fp32.constant(spec.amax_epsilon)
     floored = maximum(amax, epsilon)
-    encode = minimum(fp32.divide(fp32.constant(FORMAT_MAX[spec.format]), floored), fp32.LARGEST)
+    top, finite = fp32.constant(FORMAT_MAX[spec.format]), fp32.is_finite(amax)
     if spec.power_of_two:
-        encode = encode & ~fp32.FRACTION
+        encode = where(floored == 0, fp32.ONE, fp32.power_of_two_below_quotient(top, floored))
+        decode = fp32.reciprocal_of_power(encode)
+        return _settled(where(finite, encode, fp32.NAN), fp32.as_float(where(finite, decode, fp32.NAN)))
+    encode = minimum(fp32.divide(top, floored), fp32.LARGEST)
     encode = where(floored == 0, fp32.ONE, encode)
-    encode = where(fp32.is_finite(amax), encode, fp32.NAN)
+    encode = where(finite, encode, fp32.NAN)
     return _settled(encode, _decode(encode))
 
 
@@ -65,13 +68,15 @@ def from_history(scale: Array) -> Scales:
 
 @elementwise
 def e8m0(amax: Array, fmt: Format) -> Scales:
-    """The smallest b with 2^(b - 127) >= fl(amax * fl(1 / max)); a zero block has b = 0, a poisoned one 0xFF."""
-    reciprocal = fp32.constant(float(np.float32(1) / np.float32(FORMAT_MAX[fmt])))
-    needed = fp32.multiply(amax, jnp.asarray(reciprocal))
-    exponent, fraction = needed >> 23, needed & fp32.FRACTION
-    # Byte 0 is 2^-127, which is the subnormal 0x00400000.
-    above = where(exponent == 0, needed > np.uint32(0x00400000), fraction != 0)
-    byte = exponent + above.astype(jnp.uint32)
+    """The smallest b with 2^(b - 127) >= fl(amax * fl(1 / max)); a zero block has b = 0, a poisoned one 0xFF.
+
+    That is ceil(log2(amax / max)) + 127, an integer difference of bits, at all but one amax: the product of the first
+    past max * 2^-127 is subnormal and rounds down to 2^-127.
+    """
+    top = np.int32(fp32.constant(FORMAT_MAX[fmt]))
+    last_of_zero = np.uint32(top - (127 << 23) + 1)
+    above = (amax.astype(jnp.int32) - (top - np.int32(fp32.FRACTION))) >> 23
+    byte = where(amax <= last_of_zero, np.uint32(0), (above + 127).astype(jnp.uint32))
     finite = fp32.is_finite(amax)
     encode = where(finite, (254 - byte) << 23, fp32.NAN)
     return _settled(encode, where(finite, byte, np.uint32(0xFF)).astype(jnp.uint8))
@@ -103,13 +108,16 @@ def second_level(amax: Array) -> Scales:
 
 
 @elementwise
-def nvfp4(amax: Array, group_encode: Array) -> Scales:
-    """Block scales under the group's S: d = e4m3(amax * S / 6), encode = 1 / (d / S); `group_encode` broadcasts."""
+def nvfp4(amax: Array, group_encode: Array, group_decode: Array) -> Scales:
+    """Block scales under the group's S: d = e4m3(amax * S / 6), encode = 1 / (d / S).
+
+    group_encode, group_decode   bits of S and of fl(1 / S), which broadcast against amax
+    """
     sixth = fp32.constant(float(np.float32(1) / np.float32(6)))
     poisoned = group_encode > fp32.INFINITY
-    exact = fp32.multiply(amax, fp32.multiply(group_encode, jnp.asarray(sixth)))
+    exact = fp32.multiply(amax, fp32.multiply(group_encode, sixth))
     code = casts.nearest(minimum(exact, fp32.LARGEST), "e4m3")
-    decode = fp32.multiply(casts.magnitude_bits(code, "e4m3"), fp32.divide(fp32.ONE, group_encode))
+    decode = fp32.multiply(casts.magnitude_bits(code, "e4m3"), group_decode)
     encode = minimum(fp32.divide(fp32.ONE, decode), fp32.LARGEST)
     encode = where(poisoned, fp32.NAN, encode)
     code = where(poisoned, np.uint32(casts.NAN_CODE["e4m3"]), code)

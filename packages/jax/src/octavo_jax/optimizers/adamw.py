@@ -131,14 +131,15 @@ class AdamW:
         rate = self.learning_rate(state.count) if callable(self.learning_rate) else self.learning_rate
         if jnp.ndim(rate):
             raise ValueError(f"learning_rate has returned an array of shape {list(jnp.shape(rate))}; return a scalar")
-        rule = Rule(jnp.asarray(rate, jnp.float32), self.b1, self.b2, self.eps, self.weight_decay)
+        rate = jnp.asarray(rate, jnp.float32)
+        rule = Rule(self.b1, self.b2, self.eps, self.weight_decay)
         step, key = corrections(count, self.b1, self.b2), seed_words(self.seed)
         new, after = [], []
         for number, (path, leaf) in enumerate(paths):
             grad = checked_gradient(jax.tree_util.keystr(path), grads_of[number], leaf)
             draws = Draws(key, count.astype(jnp.uint32), number)
             own = rule if decays[number] else rule._replace(weight_decay=0.0)
-            value, next_state = _advance(leaf, grad, states[number], own, step, draws)
+            value, next_state = _advance(leaf, grad, states[number], rate, own, step, draws)
             new.append(value)
             after.append(next_state)
         if not paths:
@@ -239,13 +240,13 @@ def _described(part: Any) -> str:
 
 
 def _advance(
-    leaf: Array, grad: Array, state: _Leaf, rule: Rule, step: Corrections, draws: Draws
+    leaf: Array, grad: Array, state: _Leaf, rate: Array, rule: Rule, step: Corrections, draws: Draws
 ) -> tuple[Array, _Leaf]:
     """One parameter and its state."""
     own = isinstance(state.master, optax.MaskedNode)
     master = leaf if own else _master_of(leaf, state.master)
     first, second = (decode(part) if isinstance(part, BlockState) else part for part in (state.mu, state.nu))
-    new, first, second = advance(master.astype(jnp.float32), grad, first, second, rule, step)
+    new, first, second = advance(master.astype(jnp.float32), grad, first, second, rate, rule, step)
     coded, narrow = isinstance(state.mu, BlockState), master.dtype == jnp.bfloat16
     streams = (MASTER,) * narrow + (FIRST_MOMENT, SECOND_MOMENT) * coded
     bits = dict(zip(streams, rounding_bits(leaf, draws, streams), strict=True)) if streams else {}

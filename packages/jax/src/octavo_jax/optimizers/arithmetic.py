@@ -6,8 +6,10 @@ zero, which the compiler cannot know. On a GPU its quotients and roots are off b
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -19,9 +21,8 @@ _ONE = np.float32(1)
 
 
 class Rule(NamedTuple):
-    """Hyperparameters of one parameter in one step; lr is an fp32 scalar."""
+    """Hyperparameters of one parameter that stay the same in all steps."""
 
-    lr: Array
     b1: float
     b2: float
     eps: float
@@ -56,6 +57,7 @@ def root(a: Array) -> Array:
     return jnp.where(fp32.is_finite(bits), fp32.as_float(fp32.square_root(bits)), jnp.sqrt(a))
 
 
+@partial(jax.jit, static_argnames=("b1", "b2"))
 def corrections(step: Array, b1: float, b2: float) -> Corrections:
     """Those of step number `step`, int32 and at least 1."""
     zero = (step >> 31).astype(jnp.uint32)
@@ -74,10 +76,12 @@ def _correction(beta: float, step: Array, zero: Array) -> Array:
     return q
 
 
+# Parameters of one shape share one trace, and a step outside of jit is two programs and not a hundred.
+@partial(jax.jit, static_argnames="rule")
 def advance(
-    master: Array, grad: Array, first: Array, second: Array, rule: Rule, step: Corrections
+    master: Array, grad: Array, first: Array, second: Array, rate: Array, rule: Rule, step: Corrections
 ) -> tuple[Array, Array, Array]:
-    """The fp32 master and moments after one more gradient, all fp32."""
+    """The fp32 master and moments after one more gradient, all fp32; `rate` is the learning rate, an fp32 scalar."""
     zero = step.zero
 
     def product(a: Array, b: Array | np.float32) -> Array:
@@ -88,6 +92,6 @@ def advance(
     second = product(second, np.float32(rule.b2)) + product(square, np.float32(1 - rule.b2))
     denominator = product(root(second), step.root_scale) + np.float32(rule.eps)
     update = quotient(first, denominator)
-    decay = _ONE - product(rule.lr, np.float32(rule.weight_decay))
-    step_size = quotient(rule.lr, step.first)
+    decay = _ONE - product(rate, np.float32(rule.weight_decay))
+    step_size = quotient(rate, step.first)
     return product(master, decay) - product(update, step_size), first, second
