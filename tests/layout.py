@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from signatures import is_public, public_names, signatures
-from source_tree import Tree, circles, edges, imported_modules, parse
+from source_tree import Tree, circles, edges, imported_modules, nodes
 from workspace import ROOT, packages, tracked
 
 MOST_FILES = 16
@@ -214,7 +214,7 @@ def questions_at_run_time(tree: Tree, own_attributes: set[str]) -> Iterator[str]
     Asking an object of a library which attributes it has is another matter: its versions are not ours.
     """
     for file in tree.python:
-        for node in ast.walk(parse(file)):
+        for node in nodes(file):
             if not isinstance(node, ast.Call):
                 continue
             function = ast.unparse(node.func)
@@ -229,7 +229,7 @@ def attributes(trees: Iterable[Tree]) -> set[str]:
     """Names of the attributes that our classes declare and that our code sets."""
     names: set[str] = set()
     for file in (file for tree in trees for file in tree.python):
-        for node in ast.walk(parse(file)):
+        for node in nodes(file):
             if isinstance(node, ast.ClassDef):
                 functions = (item.name for item in node.body if isinstance(item, ast.FunctionDef))
                 fields = (ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign))
@@ -242,8 +242,8 @@ def attributes(trees: Iterable[Tree]) -> set[str]:
 def lines_with_any(tree: Tree) -> Iterator[str]:
     """Lines on which something is annotated as Any."""
     for file in tree.python:
-        nodes = (node for node in ast.walk(parse(file)) if isinstance(node, ast.Name) and node.id == "Any")
-        for line in sorted({node.lineno for node in nodes}):
+        names = (node for node in nodes(file) if isinstance(node, ast.Name) and node.id == "Any")
+        for line in sorted({node.lineno for node in names}):
             yield f"{tree.name}/{tree.relative(file)}:{line}"
 
 

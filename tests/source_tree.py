@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', flags=re.MULTILINE)
 @cache
 def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(), str(file))
+
+
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """Every node of the file. The rules walk the same files a dozen times."""
+    return tuple(ast.walk(parse(file)))
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,18 @@ class Tree:
         return tuple(file for file in self.files if file.suffix == ".py")
 
 
-def imported_modules(file: Path, *, inside_functions: bool = True) -> Iterator[tuple[str, str]]:
+@cache
+def imported_modules(file: Path, *, inside_functions: bool = True) -> tuple[tuple[str, str], ...]:
     """(module, name) of each import statement; name is "" for `import module`.
 
     An import counts wherever it stands: at the top, under TYPE_CHECKING, in a function. A reader who follows it does
     not care when it runs. `import_module("...")` with a literal counts as well.
     """
-    nodes = ast.walk(parse(file)) if inside_functions else _outside_functions(parse(file))
-    for node in nodes:
+    return tuple(_imports(nodes(file) if inside_functions else _outside_functions(parse(file))))
+
+
+def _imports(statements: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    for node in statements:
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

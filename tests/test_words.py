@@ -61,7 +61,9 @@ def test_negations_are_whole(text: str, is_stiff: bool) -> None:
 def test_messages_are_found(tmp_path: Path) -> None:
     """Every literal of a raise counts, also one inside an f-string; other strings and comments do not."""
     python = 'x = "is no a"  # is no b\nraise ValueError(\n    f"{x} is no c; "\n    "give d"\n)\n'
-    assert "".join(text for _, text in words._messages(Path("a.py"), python)) == " is no c; give d"
+    file = tmp_path / "a.py"
+    file.write_text(python)
+    assert "".join(text for _, text in words._messages(file, python)) == " is no c; give d"
     cpp = '// is no a\nfail("x is no b");\n'
     assert list(words._messages(Path("a.cpp"), cpp)) == [(2, '"x is no b"')]
 

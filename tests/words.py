@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from source_tree import nodes
 from workspace import ROOT, packages, tracked
 
 SOURCES = ("**/*.py", "**/*.pyi", "**/*.cpp", "**/*.h", "**/*.cu", "**/*.cuh", "**/*.md")
@@ -78,7 +79,7 @@ def _matches(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, str]]:
 def _messages(file: Path, text: str) -> Iterator[tuple[int, str]]:
     """Line and text of every literal that an error shows: those in a `raise`, and every string of C++."""
     if file.suffix in (".py", ".pyi"):
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(file):
             if isinstance(node, ast.Raise):
                 for part in ast.walk(node):
                     if isinstance(part, ast.Constant) and isinstance(part.value, str):
