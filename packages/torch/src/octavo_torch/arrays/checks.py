@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,9 +77,17 @@ def check_module(module: object) -> None:
 
 
 def check_path(name: str, value: object) -> None:
-    """Raises ValueError for anything but a pathlib.Path or a str; an empty str would be the working directory."""
+    """Raises ValueError for anything but a pathlib.Path or a str of which the file system can say what is there; an
+    empty str would be the working directory."""
     if not isinstance(value, str | Path) or value == "":
         raise ValueError(f"{name} is {brief(value)}; give a pathlib.Path or a str")
+    try:
+        os.fsencode(value)
+        Path(value).exists()
+    except UnicodeError:
+        raise ValueError(f"{name} is {brief(value)}, which has no bytes in a file system; give another path") from None
+    except OSError as error:
+        raise ValueError(f"{name} is {brief(value)}: {error.strerror}; give another path") from None
 
 
 def check_flag(name: str, value: object) -> None:

@@ -61,8 +61,8 @@ class Source:
             found = sorted(folder.glob("*.safetensors"))
             if len(found) != 1:
                 raise ValueError(
-                    f"{printable(folder)} has no {INDEX} and {len(found)} files that end in .safetensors; give a "
-                    "folder with an index, or one such file"
+                    f"path is the folder {printable(folder)}, which has no {INDEX} and {len(found)} files that end in "
+                    ".safetensors; give a folder with an index, or one such file"
                 )
             self._files = dict.fromkeys(self._names_in(found[0]), found[0])
         self.names = sorted(self._files)
