@@ -83,6 +83,7 @@ FAULTS: dict[str, Planted] = {
     "reads-payload-tail": Planted({"gemm::test_unspecified_rows_are_not_read"}, {BITS}, "row"),
     "no-bias": Planted({BIAS, "gemm::test_bias_is_scaled_by_row"}, {BITS, PRODUCT, REPEATS}, "row or mxfp8"),
     "scale-of-a-neighbour": Planted({PRODUCT}, {BITS, REPEATS, EMPTY}, "block"),
+    "transposed-scales": Planted({PRODUCT}, {BITS, EMPTY}, "block"),
     "stale-tile": Planted({PRODUCT}, {BITS, ZERO_TAIL, REPEATS}, "block"),
     "truncates": Planted({PRODUCT}, {BITS, ZERO_TAIL, REPEATS}, "block"),
     "varies": Planted({REPEATS}, {BITS, EMPTY, PRODUCT}, "bf16 or current"),

@@ -56,6 +56,7 @@ FAULTS = (
     "short-seed",
     "all-from-row-0",
     "scale-of-a-neighbour",
+    "transposed-scales",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}

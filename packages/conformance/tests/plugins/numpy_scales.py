@@ -64,3 +64,22 @@ def with_scales_of_a_neighbour(q: QuantizedArray, direction: Direction) -> Quant
     pairs = along.shape[1] // 2
     along[:, 1 : 2 * pairs : 2] = along[:, 0 : 2 * pairs : 2]
     return replace(q, **{name: scale})
+
+
+def with_transposed_scales(q: QuantizedArray, direction: Direction) -> QuantizedArray:
+    """A weight of square blocks whose whole ones have their scales read with two strides in each other's place. Partial
+    blocks are right, as by another path."""
+    size, name = q.spec.quantizer.block_size, f"{direction}_scale"
+    if q.group_sizes is not None or not q.spec.quantizer.square or size is None:
+        return q
+    scale = getattr(q, name).copy()
+    count = min(q.spec.shape[1:]) // size
+    scale[:, :count, :count] = scale[:, :count, :count].swapaxes(1, 2).copy()
+    return replace(q, **{name: scale})
+
+
+OF_OTHER_BLOCKS: dict[str, Callable[[QuantizedArray, Direction], QuantizedArray]] = {
+    "scale-of-a-neighbour": with_scales_of_a_neighbour,
+    "transposed-scales": with_transposed_scales,
+}
+"""What a GEMM reads as the scales of an operand, by the fault's name."""

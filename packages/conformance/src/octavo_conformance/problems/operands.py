@@ -74,7 +74,7 @@ def draw_problem(
     *,
     name: str = "gauss",
 ) -> Problem:
-    """Gaussian weights, half of whose blocks have variance 1/K, and activations of a class, on drawn sizes."""
+    """Gaussian weights, a third of whose blocks have variance 1/K, and activations of a class, on drawn sizes."""
     M, K, N, G = shape
     if sizes is None:
         sizes = draw_sizes(rng, G, M)
@@ -89,11 +89,12 @@ def draw_problem(
 
 @lru_cache(maxsize=16)
 def _magnitudes(groups: int, rows: int, columns: int) -> Array:
-    """1 and 1/2 for the blocks of a weight in turns, along every axis. Scales that are powers of two are the same for
-    almost all blocks of one variance, and a GEMM that reads another block's, or another expert's, has the same bits.
+    """1, 1/2 and 1/4 for the blocks of a weight: another one than the next two blocks have along any axis, or than the
+    block with rows and columns in each other's place. Scales that are powers of two are the same for almost all blocks
+    of one variance, and a GEMM that reads another block's, or another expert's, has the same bits.
     """
-    block = sum(np.ix_(np.arange(groups), np.arange(rows) // _BLOCK, np.arange(columns) // _BLOCK))
-    return np.where(block % 2, np.float32(0.5), np.float32(1))
+    group, row, column = np.ix_(np.arange(groups), np.arange(rows) // _BLOCK, np.arange(columns) // _BLOCK)
+    return np.exp2(-((group + row + 2 * column) % 3)).astype(np.float32)
 
 
 def by_definition(
