@@ -86,7 +86,7 @@ def join(significand: Array, exponent: Array) -> Array:
 
 
 @elementwise
-def scaled(magnitude: Array, scale: Array) -> Array:
+def scaled(magnitude: Array, scale: Array | np.uint32) -> Array:
     """The bits of fl(magnitude * scale) with subnormal results flushed to 0, as far as casts to 8 bits can see."""
     m, e = split(magnitude)
     n, f = split(scale)

@@ -105,15 +105,6 @@ def parts(code: Array, of: Format) -> tuple[Array, Array, Array]:
 
 
 @elementwise
-def magnitude_bits(code: Array, of: Format) -> Array:
-    """fp32 bits of codes without sign: exact, because every finite value of these formats is a normal fp32 or 0."""
-    significand, power, special = parts(code, of)
-    bits = fp32.as_bits(significand.astype(jnp.float32))
-    shifted = bits + (power << 23).astype(jnp.uint32)
-    return where(special, fp32.NAN, where(significand == 0, np.uint32(0), shifted))
-
-
-@elementwise
 def times(code: Array, of: Format, scale: Array) -> Array:
     """fp32 bits of fl(value of code * scale), sign included; every NaN is 0x7FC00000.
 

@@ -34,7 +34,6 @@ def _scale_bits(q: GroupedTensor, scale: Array, second: Array | None, rows: Rows
         return fp32.as_bits(scale)
     if spec.scale_format == "e8m0":
         return e8m0_bits(scale)
-    first = casts.magnitude_bits(casts.codes(scale), "e4m3")
     if second is None:
         raise ValueError(f"{direction}_global is missing; NVFP4 data need the second-level factor of each group, [G]")
     factor = fp32.as_bits(second)
@@ -44,8 +43,7 @@ def _scale_bits(q: GroupedTensor, scale: Array, second: Array | None, rows: Rows
         spread = rows.from_groups(factor)[..., None]
     else:
         spread = rows.blocks_from_groups(factor, spec.block_size or 1)[:, None]
-    product = fp32.multiply(first, spread)
-    return jnp.where((first > fp32.INFINITY) | (spread > fp32.INFINITY), fp32.NAN, product)
+    return casts.times(casts.codes(scale), "e4m3", spread)
 
 
 def _spread(q: GroupedTensor, scale: Array, rows: Rows, direction: Direction) -> Array:
