@@ -16,8 +16,9 @@ from torch.nn.functional import linear
 
 from octavo_torch.arithmetic.parts import bf16_parts
 from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.refused_derivatives import wants_graph
 from octavo_torch.compiler.tracing import one_call
-from octavo_torch.compiler.transforms import transforms_active
+from octavo_torch.compiler.transforms import is_batched, transforms_active
 from octavo_torch.dispatch.device import arch_of
 
 _BY_TENSOR_CORES = (torch.bfloat16, torch.float32)
@@ -59,7 +60,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (dy,), (x, router) = grads, ctx.saved_tensors
         wants_x, wants_router = ctx.needs_input_grad
-        parts = _by_tensor_cores(x, router)
+        # of many gradients at once, and to be differentiated again: torch has no rule for parts, nor for their product
+        parts = _by_tensor_cores(x, router) and not is_batched(dy) and not wants_graph(dy)
         dx = drouter = None
         with _no_autocast(dy):
             if wants_x:
