@@ -20,6 +20,7 @@ from octavo_torch.compiler.refused_derivatives import wants_graph
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import is_batched, transforms_active
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.linear.contexts import autocast_on
 
 _BY_TENSOR_CORES = (torch.bfloat16, torch.float32)
 _FIRST_ARCH = (8, 0)  # whose tensor cores multiply bf16
@@ -45,7 +46,7 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
 
 def _no_autocast(like: Tensor) -> AbstractContextManager[object]:
     device = like.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if autocast_on(device) else nullcontext()
 
 
 class _Product(torch.autograd.Function):
