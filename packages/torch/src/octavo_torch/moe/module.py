@@ -44,7 +44,7 @@ class MoE(Experts):
 
     Parameters are GroupedMLP's and router [G, K], which is in the dtype of the module. Its product with x and both
     gradients of that are fp32 sums of exact products, which tensor cores compute where x is bf16 on CUDA; where x is
-    fp32 there, they are TF32 if the process has allowed it.
+    fp32 or fp16 there, they are TF32 if the process has allowed it.
 
     The buffer choice_bias fp32 [G], there where `choice_bias` says so, is added to the scores for choosing alone: raise
     it for experts with few tokens. Casting the module leaves it float32. State lives in buffers as GroupedMLP's does.

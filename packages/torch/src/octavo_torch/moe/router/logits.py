@@ -31,7 +31,7 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
     """fp32 x router^T [T, E] of tokens x [T, K] and a router [E, K].
 
     Gradients are products in fp32, too, rounded to the dtypes of x and router. What is kept for them is x and router as
-    they are. Products of fp32 tokens on CUDA are TF32 where the process has allowed that.
+    they are. Products of fp32 and of fp16 tokens on CUDA are TF32 where the process has allowed that.
 
     A backward may run with autocast on although its forward ran with it off: where `backward` is called inside of
     autocast, and where a compiled graph was called there, since its backward always runs under the autocast of that
