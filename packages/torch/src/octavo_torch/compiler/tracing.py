@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from hashlib import sha256
 from types import SimpleNamespace
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+C = TypeVar("C")
 
 _is_compiling = torch.compiler.is_compiling
 _registered: set[type] = set()
@@ -68,8 +69,8 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
 
 def register_tree(
     kind: type[T],
-    flatten: Callable[[T], tuple[list[Tensor], Any]],
-    unflatten: Callable[[Iterable[Tensor], Any], T],
+    flatten: Callable[[T], tuple[list[Tensor], C]],
+    unflatten: Callable[[Iterable[Tensor], C], T],
     names: tuple[str, ...],
 ) -> None:
     """Make objects of `kind` pytrees, which torch.export takes as arguments, too: it wants the names of their leaves.
@@ -77,7 +78,7 @@ def register_tree(
     flatten, unflatten   an object as leaves and context, and back
     """
 
-    def with_keys(value: T) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], Any]:
+    def with_keys(value: T) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], C]:
         leaves, context = flatten(value)
         return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], context
 
