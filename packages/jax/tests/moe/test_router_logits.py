@@ -48,6 +48,35 @@ def test_products_by_parts_are_those_of_fp32(dtype: str, rng: np.random.Generato
     assert not _complaint(drouter, x.T, dy.T, T)
 
 
+def test_derivatives_of_the_gradients(rng: np.random.Generator) -> None:
+    """A penalty on gradients: through parts, each cotangent was one of bf16 with 8 bits of fp32's 24."""
+    x, v = (jnp.asarray(rng.standard_normal((T, K)), jnp.bfloat16) for _ in range(2))
+    router = jnp.asarray(rng.standard_normal((K, E)), jnp.float32)
+    dy = jnp.asarray(rng.standard_normal((T, E)), jnp.float32)
+
+    @jax.jit
+    def of_dx(router: Any, dy: Any) -> Any:
+        _, pull = jax.vjp(lambda router, dy: jax.vjp(logits.logits_by_parts, x, router)[1](dy)[0], router, dy)
+        return pull(v)
+
+    ddrouter, ddy = of_dx(router, dy)
+    assert not _complaint(ddrouter, v.T, dy.T, T)
+    assert not _complaint(ddy, v, router.T, K)
+
+
+@pytest.mark.parametrize("transform", [jax.jvp, jax.hessian])
+def test_forward_mode_is_refused_with_a_name(transform: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's own sentence names no function, and where a router's product is a custom_vjp function it comes first."""
+    monkeypatch.setattr(logits, "device_of", lambda x: DeviceKind("cuda", (9, 0)))
+    x, router = jnp.ones((T, 16), jnp.bfloat16), jnp.ones((16, E))
+
+    def loss(router: Any) -> Any:
+        return jnp.sum(jnp.sin(logits.router_logits(x, router)))
+
+    with pytest.raises(TypeError, match="moe_mlp was given to forward-mode"):
+        transform(loss, (router,), (router,)) if transform is jax.jvp else transform(loss)(router)
+
+
 def test_an_infinite_weight_has_infinite_logits(rng: np.random.Generator) -> None:
     """Infinity has no second part that would make it NaN."""
     router = jnp.asarray(rng.standard_normal((K, E)), jnp.float32).at[:, 3].set(jnp.inf)

@@ -11,9 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from octavo_torch import GroupedLinear, MoE
+from octavo import DelayedScaling
+from octavo_torch import (
+    DelayedState,
+    GroupedLinear,
+    MoE,
+    Routing,
+    grouped_linear,
+    permute,
+    unpermute,
+)
 
-HOW: dict[str, Any] = {"dtype": torch.bfloat16, "backend": "torch-reference", "seed": 5}
+REFERENCE = "torch-reference"
+HOW: dict[str, Any] = {"dtype": torch.bfloat16, "backend": REFERENCE, "seed": 5}
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: GroupedLinear(3, 64, 48, recipe="fp8-block", **HOW),
     "moe": lambda: MoE(4, 64, 48, 2, recipe="mxfp8", **HOW),
@@ -37,5 +47,27 @@ def test_a_stored_program_has_the_layers_bits(name: str, rng: np.random.Generato
             assert torch.equal(_first(program(*given)), _first(layer(*given)))
 
 
-def _first(result: Any) -> Tensor:
+class Given(nn.Module):
+    """Functions of octavo_torch whose arguments are trees of tensors."""
+
+    def forward(self, x: Tensor, weight: Tensor, state: DelayedState, routing: Routing) -> tuple[Tensor, Tensor]:
+        y = grouped_linear(x, weight, [7, 9], recipe=state.recipe, state=state, backend=REFERENCE)
+        return y, unpermute(x, routing)
+
+
+def test_states_and_routings_are_arguments(rng: np.random.Generator) -> None:
+    """torch wants names of what is inside of an argument ("Did not find a flatten_with_keys_fn"). A program changes a
+    state in place, as a call does."""
+    weight, routing = torch.randn(2, 48, 64), permute(torch.zeros(16, 1), torch.randint(2, (16, 1)), 2)[2]
+    example, own, other = (DelayedState.create(DelayedScaling(history=4), 2) for _ in range(3))
+    with torch.no_grad():
+        program = torch.export.export(Given(), (torch.randn(16, 64), weight, example, routing)).module()
+        x = torch.randn(16, 64)
+        made, expected = program(x, weight, other, routing), Given()(x, weight, own, routing)
+    assert all(map(torch.equal, made, expected))
+    assert torch.equal(own.history, other.history)
+    assert own.history.any()
+
+
+def _first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple) else result

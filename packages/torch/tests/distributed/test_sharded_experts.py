@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 import pytest
-from rank_work.sharded_experts import adapted, sharded
+from rank_work.sharded_experts import adapted, chosen_apart, sharded
 from ranks import WORLD, Ranks
 
 from octavo_torch import Exchange
@@ -31,6 +31,13 @@ def test_weights_are_gathered_as_codes(name: str, dim: int, ranks: Ranks) -> Non
     for found, told in ranks(sharded, fresh(), name, dim, True):
         assert not found, found
         assert told.count("quantized, then gathered") == 2, told
+
+
+def test_choose_by_itself(ranks: Ranks) -> None:
+    """As the guide has it for losses: torch's own words were "got mixed torch.Tensor and DTensor"."""
+    for told, equal in ranks(chosen_apart, fresh()):
+        assert 'register_fsdp_forward_method(module, "choose")' in told
+        assert all(equal), equal
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from octavo import MXFP8, NVFP4, BlockScaling, DelayedScaling
+from octavo import MXFP8, NVFP4, BlockScaling, DelayedScaling, NoBackendError
 from octavo_torch import DelayedWgrad, MoE, moe_mlp
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall
@@ -117,6 +117,14 @@ def test_functional_gradient(rng: np.random.Generator) -> None:
     assert_equal(list(made.values()), expected)
     with pytest.raises(NotImplementedError, match="second"):
         torch.autograd.grad(moe_mlp(**given, **call).sum(), given["x"], create_graph=True)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_meta_device_is_refused_by_its_name(autocast: bool) -> None:
+    """A model that still has to be given memory; torch's own sentence was "unknown device type for autocast"."""
+    layer = MoE(G, K, F, C, recipe=MXFP8(), device="meta")
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), pytest.raises(NoBackendError, match="on meta"):
+        layer(torch.empty(T, K, device="meta"))
 
 
 @pytest.mark.parametrize("form", SAME_BITS)

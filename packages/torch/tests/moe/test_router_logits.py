@@ -106,6 +106,31 @@ def test_the_tokens_are_kept_as_they_are(rng: np.random.Generator, dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", ROUTERS, ids=str)
+def test_derivatives_of_the_gradients(
+    rng: np.random.Generator, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A penalty on gradients, and many gradients at once: torch has a derivative neither of a product of bf16 into fp32
+    nor of bits, and no rule for many at once ("Batching rule not implemented for aten::view.dtype")."""
+    monkeypatch.setattr(logits, "_by_tensor_cores", lambda x, router: True)
+    x, router, dy = draw(rng, dtype)
+    v, u, _ = draw(rng, dtype)
+    leaves = [value.requires_grad_() for value in (x, router, dy)]
+    made = router_logits(x, router)
+    dx, drouter = torch.autograd.grad(made, (x, router), dy, create_graph=True)
+    ddy, ddrouter = torch.autograd.grad(dx, (dy, router), v, retain_graph=True)
+    assert not complaint("logits", ddy, v, router, "fp32")
+    assert not complaint("drouter", ddrouter, dy.t(), v.t(), "fp32")
+    ddy, ddx = torch.autograd.grad(drouter, (dy, x), u)
+    assert not complaint("logits", ddy, x, u, "fp32")
+    assert not complaint("dx", ddx, dy, u.t(), "fp32")
+    many = torch.stack([dy.detach(), -dy.detach()])
+    dxs, drouters = torch.autograd.grad(router_logits(x, router), leaves[:2], many, is_grads_batched=True)
+    for gradient, dx, drouter in zip(many, dxs, drouters, strict=True):
+        assert not complaint("dx", dx, gradient, router.t(), "fp32")
+        assert not complaint("drouter", drouter, gradient.t(), x.t(), "fp32")
+
+
+@pytest.mark.parametrize("dtype", ROUTERS, ids=str)
 def test_products_on_a_device_are_of_bf16(
     rng: np.random.Generator, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from moe_layers import RECIPES, REFERENCE
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
 from octavo_torch import Exchange, MoE, add_lora, explain_gather, quantize_before_gather
@@ -53,6 +53,31 @@ def unlike(mine: MoE, wholes: list[MoE], first: int, ep: Any) -> Iterator[str]:
                 yield name
         elif not torch.equal(ours, mean[first : first + E // EP]):
             yield name
+
+
+def chosen_apart(seed: int) -> tuple[str, list[bool]]:
+    """A MoE module that FSDP2 shards and whose `choose` is called by itself: what is said of that, and whether choices,
+    y and gradients are those of one process once FSDP2 knows of `choose`."""
+    torch.manual_seed(seed)
+    whole = layer_of("bf16")
+    mine, x = copy.deepcopy(whole), torch.randn(max(COUNTS), K)
+    fully_shard(mine, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    told = ""
+    try:
+        mine.choose(x)
+    except ValueError as error:
+        told = str(error)
+    register_fsdp_forward_method(mine, "choose")
+    results = []
+    for layer in (mine, whole):
+        choice = layer.choose(x)
+        y = layer(x, choice)
+        (y.square().sum() + choice.weights.square().sum()).backward()
+        results.append((choice.choices, y, [parameter.grad for parameter in layer.parameters()]))
+    (ours, made, gradients), (theirs, expected, of_whole) = results
+    pairs = [(ours, theirs), (made, expected)]
+    pairs += [(one.full_tensor(), other) for one, other in zip(gradients, of_whole, strict=True)]  # type: ignore[union-attr]
+    return told, [torch.equal(one, other) for one, other in pairs]
 
 
 def sharded(seed: int, name: str, dim: int, codes: bool) -> tuple[list[str], str]:

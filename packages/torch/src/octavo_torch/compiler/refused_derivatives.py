@@ -53,6 +53,11 @@ def check_no_tangent(*inputs: object, name: str = "") -> None:
             raise no_forward_mode(name)
 
 
+def wants_graph(dy: Tensor) -> bool:
+    """Whether backward is asked for a graph of its gradients (create_graph=True)."""
+    return torch.is_grad_enabled() and is_plain(dy)
+
+
 def check_no_graph(dy: Tensor) -> None:
     """Raises NotImplementedError where backward is asked for a graph of its gradients (create_graph=True).
 
@@ -61,5 +66,5 @@ def check_no_graph(dy: Tensor) -> None:
     the nodes that lead to the inputs they are asked for, and the term would be missing in silence. To connect such a
     node with every input of the forward, all of these would have to be saved, which would keep their memory.
     """
-    if torch.is_grad_enabled() and is_plain(dy):
+    if wants_graph(dy):
         raise no_second_derivative()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from hashlib import sha256
 from types import SimpleNamespace
@@ -16,6 +16,8 @@ from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+C = TypeVar("C")
 
 _is_compiling = torch.compiler.is_compiling
 _registered: set[type] = set()
@@ -63,6 +65,27 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
         return traced(*args[:count], **{name: value for name, value in kwargs.items() if value is not None})  # type: ignore[arg-type]
 
     return call
+
+
+def register_tree(
+    kind: type[T],
+    flatten: Callable[[T], tuple[list[Tensor], C]],
+    unflatten: Callable[[Iterable[Tensor], C], T],
+    names: tuple[str, ...],
+) -> None:
+    """Make objects of `kind` pytrees, which torch.export takes as arguments, too: it wants the names of their leaves.
+
+    flatten, unflatten   an object as leaves and context, and back
+    """
+
+    def with_keys(value: T) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], C]:
+        leaves, context = flatten(value)
+        return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], context
+
+    serialized = f"octavo_torch.{kind.__name__}"
+    pytree.register_pytree_node(
+        kind, flatten, unflatten, serialized_type_name=serialized, flatten_with_keys_fn=with_keys
+    )
 
 
 def name_of(spec: GroupedTensorSpec) -> str:

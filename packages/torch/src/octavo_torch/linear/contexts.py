@@ -57,7 +57,7 @@ def concerns(x: object) -> bool:
     check_not_recorded(x)
     if transforms_active():
         return True
-    return torch.is_autocast_enabled(_device_of(x))
+    return autocast_on(_device_of(x))
 
 
 def run(function: Callable[..., Tensor], operands: Mapping[str, object]) -> Tensor:
@@ -100,9 +100,14 @@ def unwrapped_state(state: S) -> S:
     return DelayedState(state.recipe, unwrapped(state.history), unwrapped(state.scale))
 
 
+def autocast_on(device: str) -> bool:
+    """Whether calls on this kind of device are inside torch.autocast. "meta" has none, and torch raises if asked."""
+    return autocast_anywhere() and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype to which calls on this device cast x and weights; None outside of torch.autocast."""
-    if not autocast_anywhere() or not torch.is_autocast_enabled(device.type):
+    if not autocast_on(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 

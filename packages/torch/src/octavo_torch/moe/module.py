@@ -44,7 +44,7 @@ class MoE(Experts):
 
     Parameters are GroupedMLP's and router [G, K], which is in the dtype of the module. Its product with x and both
     gradients of that are fp32 sums of exact products, which tensor cores compute where x is bf16 on CUDA; where x is
-    fp32 there, they are TF32 if the process has allowed it.
+    fp32 or fp16 there, they are TF32 if the process has allowed it.
 
     The buffer choice_bias fp32 [G], there where `choice_bias` says so, is added to the scores for choosing alone: raise
     it for experts with few tokens. Casting the module leaves it float32. State lives in buffers as GroupedMLP's does.
@@ -168,7 +168,7 @@ class MoE(Experts):
     def choose(self, x: Tensor, replay: Tensor | None = None) -> Choice:
         """The experts of tokens [T, K]: choices, weights and counts. `replay`: choices [T, k] that were made before.
 
-        Raises ValueError for tokens that do not fit, or are not where the router is.
+        Raises ValueError for tokens that do not fit, or are not where the router is, and for a router that is sharded.
         """
         if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] != self.in_features:
             raise ValueError(f"x is {brief(x)}; give tokens [T, {self.in_features}]")
@@ -176,6 +176,12 @@ class MoE(Experts):
         if x.device != self.router.device:
             raise ValueError(
                 f"x is on {x.device} and the module's router on {self.router.device}; move one of them there"
+            )
+        if isinstance(self.router, DTensor):
+            raise ValueError(
+                "the module's router is a DTensor, and choose multiplies a whole one: FSDP2 gathers parameters before "
+                'a forward; call torch.distributed.fsdp.register_fsdp_forward_method(module, "choose") once, after '
+                "fully_shard(module)"
             )
         logits = router_logits(x, self.router)
         return choose_experts(

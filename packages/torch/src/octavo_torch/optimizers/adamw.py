@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.compiler.graphs import is_capturing
 from octavo_torch.optimizers.gradients import check_gradient, clear, gradient_of, has_gradient, has_main_grad, local_of
 from octavo_torch.optimizers.group import OPTIONS, Group, check_group, check_positive, check_rate_device
 from octavo_torch.optimizers.saved import checked_state_dict
@@ -40,7 +41,7 @@ class AdamW(Optimizer):
     Gradients are read from `main_grad` where a parameter has it, else from `.grad`, in fp32, bf16 or fp16. `zero_grad`
     zeroes `main_grad` in place; a frozen parameter is not stepped with such zeros. A gradient that is not finite makes
     its element NaN, as in torch.optim.AdamW; with moments in 8 bits, its block of 128 elements. States are created with
-    the optimizer, and loaded in place.
+    the optimizer, and loaded in place; a frozen parameter gets one when it is thawed, or when one is loaded.
     """
 
     _step_supports_amp_scaling = True
@@ -93,7 +94,7 @@ class AdamW(Optimizer):
         self._set_masters({} if masters is None else masters)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch.optim.Optimizer's; the states of the new parameters are made at once."""
+        """As torch.optim.Optimizer's; the states of new parameters that require a gradient are made at once."""
         if isinstance(param_group, Mapping):
             check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
@@ -106,9 +107,7 @@ class AdamW(Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-        for parameter in group["params"]:
-            self.state[parameter] = self._new_state(parameter, group)
-            self._note(parameter)
+        self._begin(member for member in self._members() if member.parameter.requires_grad)
 
     @torch.compiler.disable(reason=_BETWEEN_GRAPHS)  # type: ignore[no-untyped-call, untyped-decorator]
     @torch.no_grad()
@@ -131,6 +130,8 @@ class AdamW(Optimizer):
         for member in members:
             check_gradient(member.name, member.parameter)
             check_rate_device(member.group, member.name, member.parameter)
+        self._begin(members)
+        for member in members:
             state = self.state[member.parameter]
             check_own_master(member.name, member.parameter, state, member.group["master_dtype"])
             check_unchanged(member.name, member.parameter, state.get("master"), self._versions())
@@ -185,7 +186,8 @@ class AdamW(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim.Optimizer's, with `master_dtype` as its name: torch's tools that gather and send states accept
-        no dtype."""
+        no dtype. Of frozen parameters it has the states that there are."""
+        self._begin(member for member in self._members() if member.parameter.requires_grad)
         saved: dict[str, Any] = super().state_dict()
         for group in saved["param_groups"]:
             group["master_dtype"] = name_of(group["master_dtype"])
@@ -199,8 +201,14 @@ class AdamW(Optimizer):
         Options that the saved groups lack stay. Raises ValueError, before anything is changed, for states that do not
         fit in number, name, shape or dtype.
         """
-        groups, states = checked_state_dict(state_dict, self.param_groups, self._members(), self.state)
-        present = dict(self.state)
+        self._begin(member for member in self._members() if member.parameter.requires_grad)
+        present = {parameter: state for parameter, state in self.state.items() if state}
+
+        def state_of(member: Member) -> State:
+            found = present.get(member.parameter)
+            return self._new_state(member.parameter, member.group) if found is None else found
+
+        groups, states = checked_state_dict(state_dict, self.param_groups, self._members(), state_of)
         rates = [group["lr"] for group in self.param_groups]
         super().load_state_dict({"state": {}, "param_groups": groups})
         self.state.update(present)
@@ -211,8 +219,11 @@ class AdamW(Optimizer):
                 group["lr"] = rate
         for member, entry in zip(self._members(), states, strict=True):
             parameter = member.parameter
-            load_entry(entry, parameter, present[parameter], self._new_state(parameter, member.group))
-            self._note(parameter)
+            if entry is not None and parameter not in present:
+                self._begin([member])
+            if parameter in self.state:
+                load_entry(entry, parameter, self.state[parameter], self._new_state(parameter, member.group))
+                self._note(parameter)
 
     def _members(self) -> Iterator[Member]:
         number = 0
@@ -222,6 +233,23 @@ class AdamW(Optimizer):
                 name = names[place] if names else f"params[{index}][{place}]"
                 yield Member(number, name, parameter, group)
                 number += 1
+
+    @torch.no_grad()
+    def _begin(self, members: Iterable[Member]) -> None:
+        """Make the states that are missing. ValueError where a CUDA graph is captured, whose replays would make them
+        again."""
+        for member in members:
+            parameter = member.parameter
+            if self.state.get(parameter):
+                continue
+            if parameter.is_cuda and is_capturing():
+                raise ValueError(
+                    f"{member.name} was frozen when this optimizer was created, and has no state yet, which a captured "
+                    "graph would make anew in each replay; call state_dict(), which makes it, or step() before the "
+                    "capture"
+                )
+            self.state[parameter] = self._new_state(parameter, member.group)
+            self._note(parameter)
 
     def _note(self, parameter: Tensor) -> None:
         note(parameter, self.state[parameter].get("master"), self._versions())
@@ -237,8 +265,9 @@ class AdamW(Optimizer):
     def _set_masters(self, masters: object) -> None:
         if not isinstance(masters, Mapping):
             raise ValueError(f"masters is {brief(masters)}; give a mapping from parameters to values")
+        self._begin(member for member in self._members() if member.parameter in masters)
         for parameter, values in masters.items():
-            state = self.state[parameter] if isinstance(parameter, Tensor) and parameter in self.state else None
+            state = self.state.get(parameter) if isinstance(parameter, Tensor) else None
             if state is None:
                 raise ValueError(f"masters has {brief(parameter)}, which is not one of params; give values of those")
             master = state.get("master")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,18 +11,19 @@ from torch import Tensor
 from octavo_torch.arrays.checks import brief
 from octavo_torch.optimizers.group import MASTER_DTYPES, OPTIONS, UNSERVED, Group, check_group
 from octavo_torch.optimizers.state import State, checked_entry
-from octavo_torch.optimizers.stepping import Member, States
+from octavo_torch.optimizers.stepping import Member
 
 _OF_TORCH = (*UNSERVED, "foreach", "fused", "decoupled_weight_decay")
 """Options of torch.optim.AdamW's groups that this optimizer ignores."""
 
 
 def checked_state_dict(
-    state_dict: object, present: Sequence[Group], members: Iterable[Member], states: States
+    state_dict: object, present: Sequence[Group], members: Iterable[Member], state_of: Callable[[Member], State]
 ) -> tuple[list[dict[str, Any]], list[State | None]]:
     """The groups of `state_dict` with our options, and a state or None for each parameter.
 
-    present  the optimizer's groups
+    present   the optimizer's groups
+    state_of  a member's state, or a new one like it
     Raises ValueError for one that does not fit.
     """
     parts = state_dict if isinstance(state_dict, Mapping) else {}
@@ -71,6 +73,6 @@ def checked_state_dict(
             "as an optimizer returns it"
         )
     return groups, [
-        checked_entry(member.name, entries.get(number, {}), states[member.parameter])
+        checked_entry(member.name, entries.get(number, {}), partial(state_of, member))
         for member, number in zip(members, numbers, strict=True)
     ]

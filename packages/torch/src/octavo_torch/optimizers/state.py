@@ -9,7 +9,7 @@ master                               fp32 or bf16, where the parameter is not it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -88,12 +88,13 @@ def write_parameter(parameter: Tensor, state: State) -> None:
         (parameter if isinstance(parameter, CodedWeight) else local_of(parameter)).copy_(local_of(master))
 
 
-def checked_entry(name: str, saved: object, present: State) -> State | None:
-    """A saved state that fits the `present` one, or None where it is empty; ValueError for one that does not fit."""
+def checked_entry(name: str, saved: object, state: Callable[[], State]) -> State | None:
+    """A saved state that fits the present `state`, or None where it is empty; ValueError for one that does not fit."""
     if not isinstance(saved, Mapping) or any(not isinstance(key, str) for key in saved):
         raise ValueError(f"state_dict's state of {name} is {brief(saved)}; give what this optimizer's state_dict has")
     if not saved:
         return None
+    present = state()
     if saved.keys() != present.keys():
         raise ValueError(
             f"state_dict's state of {name} has {', '.join(sorted(saved))} and this optimizer keeps "

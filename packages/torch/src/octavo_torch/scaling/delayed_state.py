@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from octavo import DelayedScaling
 from octavo.formats import FORMAT_MAX
@@ -20,7 +19,7 @@ from octavo.quantizer import Operand
 from octavo_torch.arithmetic.casts import FLT_MAX
 from octavo_torch.arithmetic.scales import divide
 from octavo_torch.arrays.checks import brief, check_count, check_device
-from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.compiler.tracing import is_plain, register_tree
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.scaling.fused_update import fused_update
 
@@ -152,4 +151,4 @@ def _unflatten(tensors: Iterable[Tensor], recipe: DelayedScaling) -> DelayedStat
     return state
 
 
-pytree.register_pytree_node(DelayedState, _flatten, _unflatten, serialized_type_name="octavo_torch.DelayedState")
+register_tree(DelayedState, _flatten, _unflatten, ("history", "scale"))

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.device import device_of
+from octavo_jax.quantizers.derivatives import in_reverse
 
+_FUNCTION = "moe_mlp"
 _PARTS = 3  # of 8 bits each, of the 24 of fp32
 
 
@@ -27,7 +28,7 @@ def router_logits(tokens: Array, router: Array) -> Array:
     """
     asked = jax.config.jax_default_matmul_precision is not None  # type: ignore[attr-defined]  # made at run time
     if not asked and _has_parts(tokens, router) and device_of(tokens).kind == "cuda":
-        return logits_by_parts(*varying_alike((tokens, router)))
+        return logits_by_parts(tokens, router)
     wide = jnp.result_type(tokens, router) == jnp.float32
     precision = lax.Precision.HIGHEST if wide and not asked else None
     return jnp.matmul(tokens, router, precision=precision, preferred_element_type=jnp.float32)
@@ -37,9 +38,13 @@ def _has_parts(tokens: Array, router: Array) -> bool:
     return tokens.dtype == jnp.bfloat16 and router.dtype in (jnp.bfloat16, jnp.float32)
 
 
-@jax.custom_vjp
 def logits_by_parts(tokens: Array, router: Array) -> Array:
     """`router_logits` of tokens in bf16; its gradients have the dtypes of tokens and router."""
+    return in_reverse(_FUNCTION, _logits, tokens, router)
+
+
+@jax.custom_vjp
+def _logits(tokens: Array, router: Array) -> Array:
     return _added_up(_sums(tokens, _parts_of(router), 1, 0), router.shape[1])
 
 
@@ -48,7 +53,14 @@ def _forward(tokens: Array, router: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    tokens, router = kept
+    return in_reverse(_FUNCTION, _gradients, *kept, dy)
+
+
+_logits.defvjp(_forward, _backward)
+
+
+@jax.custom_vjp
+def _gradients(tokens: Array, router: Array, dy: Array) -> tuple[Array, Array]:
     left, right = _parts_of(dy), _parts_of(router)
     # of two matrices in three parts each the pairs below 2^-24 of the product are left out
     pairs = [(one, other) for i, one in enumerate(left) for j, other in enumerate(right) if i + j < _PARTS]
@@ -58,7 +70,18 @@ def _backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     return dx.astype(tokens.dtype), drouter.astype(router.dtype)
 
 
-logits_by_parts.defvjp(_forward, _backward)
+def _in_fp32(tokens: Array, router: Array, dy: Array) -> tuple[Array, Array]:
+    """`_gradients` by JAX's own products."""
+
+    def product(tokens: Array, router: Array) -> Array:
+        return jnp.matmul(*(side.astype(jnp.float32) for side in (tokens, router)), precision=lax.Precision.HIGHEST)
+
+    dx, drouter = jax.vjp(product, tokens, router)[1](dy)
+    return dx, drouter
+
+
+# differentiated through the parts, each cotangent would be rounded to bf16
+_gradients.defvjp(lambda *sides: (_gradients(*sides), sides), lambda sides, cts: jax.vjp(_in_fp32, *sides)[1](cts))
 
 
 def _parts_of(values: Array) -> list[Array]:

@@ -19,7 +19,8 @@ from octavo.router import RouterRule, Score
 from octavo_torch.arrays.checks import HashableNames, backend_names, check_flag
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.recorders import check_not_recorded
-from octavo_torch.compiler.tracing import is_plain, one_call
+from octavo_torch.compiler.refused_derivatives import wants_graph
+from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import Subject, is_batched, no_transform, transforms_active
 from octavo_torch.moe.arguments import check_choices
 from octavo_torch.moe.router.checks import check_groups, check_router
@@ -139,7 +140,7 @@ class _Choose(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, _choices: Tensor, dweights: Tensor, _counts: Tensor) -> tuple[Tensor | None, ...]:
         logits, choices = ctx.saved_tensors
-        graph = torch.is_grad_enabled() and is_plain(dweights)
+        graph = wants_graph(dweights)
         if graph or is_batched(dweights):  # torch's operations: of a graph of the gradient, of many gradients
             with torch.enable_grad():
                 own = logits if graph else logits.detach().requires_grad_()

@@ -16,9 +16,11 @@ from torch.nn.functional import linear
 
 from octavo_torch.arithmetic.parts import bf16_parts
 from octavo_torch.compiler.autograd_context import AutogradContext
+from octavo_torch.compiler.refused_derivatives import wants_graph
 from octavo_torch.compiler.tracing import one_call
-from octavo_torch.compiler.transforms import transforms_active
+from octavo_torch.compiler.transforms import is_batched, transforms_active
 from octavo_torch.dispatch.device import arch_of
+from octavo_torch.linear.contexts import autocast_on
 
 _BY_TENSOR_CORES = (torch.bfloat16, torch.float32)
 _FIRST_ARCH = (8, 0)  # whose tensor cores multiply bf16
@@ -29,7 +31,7 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
     """fp32 x router^T [T, E] of tokens x [T, K] and a router [E, K].
 
     Gradients are products in fp32, too, rounded to the dtypes of x and router. What is kept for them is x and router as
-    they are. Products of fp32 tokens on CUDA are TF32 where the process has allowed that.
+    they are. Products of fp32 and of fp16 tokens on CUDA are TF32 where the process has allowed that.
 
     A backward may run with autocast on although its forward ran with it off: where `backward` is called inside of
     autocast, and where a compiled graph was called there, since its backward always runs under the autocast of that
@@ -44,7 +46,7 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
 
 def _no_autocast(like: Tensor) -> AbstractContextManager[object]:
     device = like.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if autocast_on(device) else nullcontext()
 
 
 class _Product(torch.autograd.Function):
@@ -59,7 +61,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (dy,), (x, router) = grads, ctx.saved_tensors
         wants_x, wants_router = ctx.needs_input_grad
-        parts = _by_tensor_cores(x, router)
+        # of many gradients at once, and to be differentiated again: torch has no rule for parts, nor for their product
+        parts = _by_tensor_cores(x, router) and not is_batched(dy) and not wants_graph(dy)
         dx = drouter = None
         with _no_autocast(dy):
             if wants_x:

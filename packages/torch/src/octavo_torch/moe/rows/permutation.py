@@ -12,13 +12,12 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from octavo_torch.arrays.checks import BackendNames, HashableNames, backend_names, brief, check_count, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
-from octavo_torch.compiler.tracing import one_call
+from octavo_torch.compiler.tracing import one_call, register_tree
 from octavo_torch.compiler.transforms import outside_transforms, transforms_active
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.rows.derivatives import ROWS, Places, check_contexts
@@ -196,4 +195,4 @@ def _unflatten(tensors: Iterable[Tensor], _: None) -> Routing:
     return Routing(*tensors)
 
 
-pytree.register_pytree_node(Routing, _flatten, _unflatten, serialized_type_name="octavo_torch.Routing")
+register_tree(Routing, _flatten, _unflatten, _FIELDS)
