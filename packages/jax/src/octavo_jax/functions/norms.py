@@ -15,7 +15,7 @@ from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.norm import Normalized, NormGradients, normalized, normalized_gradients
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
-from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_alike
 from octavo_registry.contract.cards import Norm
 
