@@ -22,6 +22,7 @@ from octavo_torch.mlp.gradients import check_whole, is_postponed
 from octavo_torch.moe.forward import quantize_once, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.saved import MoeContext
+from octavo_torch.moe.tokens import takes_tokens
 
 _operators = Operators("octavo_torch")
 _after = _operators.define(
@@ -112,7 +113,7 @@ class KeptOperands:
         if self._call.form == "keep_all":
             return self._kept("x")
         again, tokens = self._backward_call(), self._tensor("x")
-        if again.plan.fc1.takes_tokens("x"):
+        if takes_tokens(again.plan.fc1, "x"):
             quantizer = again.plan.fc1.quantizers["x"]
             return quantize_tokens(again.fc1, quantizer, "x", tokens, self.places, self._seeds[0])
         quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)
