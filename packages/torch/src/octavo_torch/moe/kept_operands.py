@@ -30,7 +30,7 @@ _after = _operators.define(
     lambda value, earlier: value.clone(),
     lambda value, earlier: torch.empty_like(value),
 )
-"""`value` again, which a compiler cannot have before `earlier`."""
+"""A copy of `value` that a compiler cannot compute before `earlier`."""
 
 
 class KeptOperands:
@@ -63,7 +63,7 @@ class KeptOperands:
     def sizes(self) -> Sizes:
         return self._call.sizes
 
-    holds_dy = False  # rows of it are made
+    holds_dy = False  # `dy` permutes it into rows of the backward's own
 
     @property
     def awaits_dy(self) -> bool:
@@ -80,7 +80,7 @@ class KeptOperands:
         call, dy, once = self._call.fc2, self._dy.pop()(), self._call.moe.dy_once
         layer = call.layer
         if self._call.token_exchange is not None and is_postponed(call) and not layer.quantized_wgrad:
-            dy = dy.clone()  # where it has arrived, the next message will
+            dy = dy.clone()  # the next message overwrites the buffer in which it has arrived
         dy = dy.to(layer.row_dtype)
         values = TokenRows(dy, *self.places)
         of_dgrad: Rows = values
@@ -154,7 +154,7 @@ class KeptOperands:
             kept.free(self._tensors)
 
     def _weight(self, name: Literal["w1", "w2"]) -> Matrix:
-        """As dgrad reads it."""
+        """The weight as dgrad reads it."""
         number = ("w1", "w2").index(name)
         layer = (self._call.plan.fc1, self._call.plan.fc2)[number]
         if not layer.quantized_dgrad:

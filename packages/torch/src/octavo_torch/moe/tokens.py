@@ -27,5 +27,5 @@ def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
 
 
 def quantizer_of_tokens(layer: Layer, operand: Operand) -> QuantizePlan:
-    """The quantizer of tokens whose codes a GEMM gathers."""
+    """The quantizer of tokens, for a GEMM that gathers their codes."""
     return of_one_matrix(layer.quantizers[operand], layer.backend)
