@@ -56,7 +56,7 @@ TABLE = [
     (["--groups", "0"], "--groups is 0"),
     (["--ragged-groups", "-2"], "--ragged-groups is -2"),
     (["--repeats", "0"], "--repeats is 0"),
-    (["--dtype", "fp8"], "bf16, fp16 or fp32"),
+    (["--dtype", "fp8"], "'bf16', 'fp16' or 'fp32'"),
     (["--device", "tpu"], "'cpu' or 'cuda'"),
     (["--seed", "-1"], "--seed is -1"),
     (["--groups", "many"], "--groups"),

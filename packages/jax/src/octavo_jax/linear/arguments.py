@@ -13,7 +13,7 @@ from octavo import DelayedScaling, Recipe
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.linear.operands import Context
-from octavo_jax.quantizers.functional import check_group_offset
+from octavo_jax.quantizers.arguments import check_group_offset
 from octavo_jax.scaling.delayed_state import DelayedState, check_history, check_state_arrays
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.placement import Placement
