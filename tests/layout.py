@@ -49,7 +49,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "octavo_numerics": (
         *("casts", "arrays", "philox", "hadamard", "groups", "scales", "checks", "rounding"),
         *("mxfp4", "dequantize", "quantize"),
-        *("moe", "optimizers"),
+        *("gemm", "moe", "optimizers"),
     ),
     "octavo_registry": ("contract", "level4", "discovery", "dispatch", "registry", "__init__", "cli"),
     "octavo_torch_native": ("arrays", "quantizers", "gemm", "moe", "optimizers", "linear"),

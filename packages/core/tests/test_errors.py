@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import one_of
+from octavo.errors import RecipeError, one_of
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,6 @@ def test_a_name_that_is_none_of_them(value: object, names: tuple[str, ...], mess
     """The refusal quotes what was given, shortened where it is long, and lists what may be given."""
     with pytest.raises(ValueError, match=message):
         one_of("operand", value, names)
+    with pytest.raises(RecipeError, match=message):
+        one_of("operand", value, names, RecipeError)
     assert one_of("operand", names[0], names) == names[0]

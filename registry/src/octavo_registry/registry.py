@@ -124,7 +124,7 @@ class Registry:
         self._plugins, self._broken, self._manager = None, [], loader.manager()
 
     def _abandoned(self) -> None:
-        """In a forked child, of whose parent another thread was at work here: what it had not finished is undone."""
+        """Undoes, in a forked child, what another thread of the parent was in the middle of."""
         if self._discovering:
             self._discovering = False
             self._forget()
@@ -168,15 +168,15 @@ class Registry:
         renew_tokens()
 
     def _dispatch(self) -> Dispatcher:
-        made = self._dispatcher
-        if made is None:
+        dispatcher = self._dispatcher
+        if dispatcher is None:
             with self._lock:
                 present = self._discovered()
-                made = self._dispatcher
-                if made is None:
+                dispatcher = self._dispatcher
+                if dispatcher is None:
                     records = backend_records(present, self._broken, self._reserved)
-                    made = self._dispatcher = Dispatcher(records, present, self._manager, self._lock)
-        return made
+                    dispatcher = self._dispatcher = Dispatcher(records, present, self._manager, self._lock)
+        return dispatcher
 
     # ---- plans
 
@@ -287,8 +287,10 @@ class Registry:
         return tuple(undefined_recipes(card))
 
     def strange_names(self, card: BackendCard) -> tuple[str, ...]:
-        """`strange_recipes`, and a sentence for each framework or device on a card that is spelled much like one that
-        Octavo knows: a backend of one that it does not know at all may be for a front end that is not here."""
+        """`strange_recipes`, and a sentence for each framework or device that is spelled much like a known one.
+
+        A name that is like none may be that of a front end which is not installed, and is not strange.
+        """
         return (*self.strange_recipes(card), *misspelt(card))
 
     def quantizer(self, name: str) -> QuantizerSpec:

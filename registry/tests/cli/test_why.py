@@ -196,7 +196,7 @@ def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["why", "fprob", *WHY[2:]], "OP: got 'fprob'; one of quantize, "),
+        (["why", "fprob", *WHY[2:]], "OP is 'fprob'; give one of quantize, "),
         ([*WHY, "--shape", "1,2,3"], "--shape: got '1,2,3'; give G,K,N,M"),
         ([*WHY, "--shape", "0,2,3,1"], "G, K and N are 1 or more"),
         ([*WHY, "--shape", "1,-2,3,4"], "--shape: got '1,-2,3,4'"),
@@ -204,15 +204,15 @@ def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> N
         ([*WHY, "--recipe", "/absent/r.json"], "/absent/r.json: cannot be read (No such file or directory)"),
         ([*WHY, "--arch", "hopper"], "--arch: got 'hopper'; write a compute capability as 9.0 or sm_90"),
         ([*WHY, "--arch", "4090"], "--arch: got '4090'; write a compute capability as 9.0 or sm_90"),
-        ([*WHY, "--dtype", "int8"], "--dtype: got 'int8'; one of bfloat16, float16, float32"),
-        ([*WHY, "--sizes", "disk"], "--sizes: got 'disk'; one of host, device"),
-        ([*WHY, "--operand", "y"], "--operand: got 'y'; one of x, w, dy"),
+        ([*WHY, "--dtype", "int8"], "--dtype is 'int8'; give 'bfloat16', 'float16' or 'float32'"),
+        ([*WHY, "--sizes", "disk"], "--sizes is 'disk'; give 'host' or 'device'"),
+        ([*WHY, "--operand", "y"], "--operand is 'y'; give 'x', 'w' or 'dy'"),
         ([*WHY, "--backend", "c"], "backend: there is no backend 'c'; known names are a, b"),
         ([*WHY, "--backend", "; rm -rf"], "backend: got '; rm -rf'"),
         (["why", "quantize", "--recipe", "bf16", *WHY[4:]], "high_precision does not quantize x"),
         (["why", "fprop"], "Missing option '--recipe'"),
         ([*WHY, "--grap"], "No such option: --grap"),
-        (["why", "act_quantize", *WHY[2:], "--activation", "mish"], "--activation: got 'mish'; one of silu, "),
+        (["why", "act_quantize", *WHY[2:], "--activation", "mish"], "--activation is 'mish'; give one of silu, "),
         (["whi"], "there is no command 'whi'; did you mean why?"),
         (["recipes", "show", "absent"], "recipe: got 'absent'"),
         (["recipes", "diff", "mxfp8"], "Missing argument 'right'"),
@@ -374,7 +374,7 @@ def test_an_unknown_framework_is_bad_input(run: Any) -> None:
     """Not an answer that everybody refuses."""
     ran = run(*WHY[:6], "--framework", "tensorflow")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "octavo: --framework: got 'tensorflow'; one of jax, torch\n"
+    assert ran.err == "octavo: --framework is 'tensorflow'; give 'jax' or 'torch'\n"
 
 
 def test_a_corrupt_recipe_file_names_itself(run: Any, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_why_supposes_a_chip_that_is_not_here(run: Any, use: Any, fakes: Any) ->
     assert "did you mean" not in run(*asked, "--hypothetical", "mi300").err  # of another vendor, and no b300
     unknown = run(*asked, "--device", "gpu")
     assert (unknown.code, unknown.out) == (2, "")
-    assert "--device: got 'gpu'; one of cpu, cuda" in unknown.err
+    assert "--device is 'gpu'; give 'cpu' or 'cuda'" in unknown.err
     assert "leave out --device" in run(*asked, "--hypothetical", "h100", "--device", "cuda").err
 
 

@@ -73,14 +73,14 @@ def advise(
         cluster = cluster_of(ranks, per_host, layers, micro_batches, network)
         advise_ranks(spread, cluster, "fp8-block" if recipes == _RECIPES else recipes.strip(), skew, as_json)
         return
+    from octavo.errors import one_of
     from octavo_cli.advice import CHIPS, Shape, advice_on, measured_us, weights_for
     from octavo_cli.advice_report import AdviceReport
     from octavo_cli.errors import InputError
     from octavo_registry.cli.output import print_json
     from octavo_registry.cli.recipes import find_recipe
 
-    if chip not in CHIPS:
-        raise InputError(f"--chip is {chip!r}; give {' or '.join(CHIPS)}")
+    one_of("--chip", chip, tuple(CHIPS), InputError)
     if rows < 0:
         raise InputError(f"--rows is {rows}; give 0 for all rows, or how many of each expert")
     if micro_batches < 1:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from octavo.errors import one_of
 from octavo_cli.errors import InputError, RunError
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -59,10 +60,8 @@ def create(name: str, parent: Path, framework: str = "torch", device: str = "cpu
     InputError for a name that no backend or package can have, for an existing folder, for a parent that cannot be
     written to, and for a framework or device that there is no template for.
     """
-    if framework not in TEMPLATES:
-        raise InputError(f"--framework is {framework!r}; it is {' or '.join(TEMPLATES)}")
-    if device not in DEVICES:
-        raise InputError(f"--device is {device!r}; it is {' or '.join(DEVICES)}")
+    one_of("--framework", framework, tuple(TEMPLATES), InputError)
+    one_of("--device", device, tuple(DEVICES), InputError)
     if not _NAME.fullmatch(name) or len(name) > _MOST:
         raise InputError(f"NAME is {name!r}; it is lower-case letters, digits and single hyphens, such as my-chip")
     if name in _taken_names():

@@ -41,14 +41,14 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
-def one_of(argument: str, value: object, names: Sequence[N]) -> N:
-    """`value`, if it is one of `names`; ValueError quotes what `argument` was given and lists them otherwise."""
+def one_of(argument: str, value: object, names: Sequence[N], error: type[ValueError] = ValueError) -> N:
+    """`value`, if it is one of `names`; `error` quotes what `argument` was given and lists them otherwise."""
     if isinstance(value, str) and value in names:
         return cast(N, value)
     given = shown(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
     *others, last = map(repr, names)
     needed = f"{', '.join(others)} or {last}" if len(names) <= _FEW else f"one of {', '.join(names)}"
-    raise ValueError(f"{argument} is {given}; give {needed}")
+    raise error(f"{argument} is {given}; give {needed}")
 
 
 def printable(value: object) -> str:

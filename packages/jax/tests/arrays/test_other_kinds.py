@@ -45,7 +45,7 @@ def experts(draw: Callable[..., jax.Array]) -> Arguments:
 def test_a_direction_that_is_none(draw: Callable[..., jax.Array], backend: str | None, direction: Any) -> None:
     """It gave the values of the columns, or a KeyError, which of the two the backend decided."""
     q = FUNCTIONS.quantize(draw(T, K), SPEC, backend=backend)
-    with pytest.raises(ValueError, match=r"direction is .*; it is 'rowwise' or 'columnwise'"):
+    with pytest.raises(ValueError, match=r"direction is .*; give 'rowwise' or 'columnwise'"):
         FUNCTIONS.dequantize(q, direction, backend=backend)
 
 
@@ -113,7 +113,7 @@ def cases(draw: Callable[..., jax.Array], routing: moe.Routing, experts: Argumen
         "logits is a list": lambda: FUNCTIONS.choose_experts(listed, 1),
         "gamma is a NoneType": lambda: FUNCTIONS.layernorm_dense(x, kernel[0], None, recipe=None),
         "probs is a list": lambda: FUNCTIONS.grouped_mlp(x, experts["wi"], experts["wo"], probs=listed, **dense),
-        "operand is 'z'; it is": lambda: FUNCTIONS.act_quantize(x, SPEC, activation="silu", operand="z"),
+        "operand is 'z'; give": lambda: FUNCTIONS.act_quantize(x, SPEC, activation="silu", operand="z"),
         "spec is 'mxfp8'; give": lambda: FUNCTIONS.norm_quantize(x, x[0], "mxfp8"),
         "scale is a list": lambda: FUNCTIONS.quantize(x, octavo.DelayedScaling().quantizer("x"), scale=[1.0]),
         "mask is a list": lambda: MOE.route(x, 1, mask=[True] * T),

@@ -128,7 +128,7 @@ def test_an_error_on_request(mesh: Any) -> None:
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"MoveWarning: {sentence}"):
             jax.jit(_layer).lower(*shapes).compile()
     strict.lower(*_shapes(mesh)).compile()
-    with pytest.raises(ValueError, match="moves is 'shout'; it is 'warn', 'error' or 'allow'"):
+    with pytest.raises(ValueError, match="moves is 'shout'; give 'warn', 'error' or 'allow'"):
         MeshAxes(moves="shout")  # type: ignore[arg-type]
 
 

@@ -9,8 +9,9 @@ from octavo_numerics.arrays import PLANES, QuantizedArray
 from octavo_numerics.casts import cast, decode, round_bfloat16
 from octavo_numerics.delayed import DelayedState, init_delayed, record_amax, update_delayed
 from octavo_numerics.dequantize import dequantize, folding_bound, plane_sizes, valid
-from octavo_numerics.error_bound import BoundReport, ErrorBound, error_bound
-from octavo_numerics.gemm import grouped_dgrad, grouped_matmul, grouped_wgrad
+from octavo_numerics.gemm.bound_report import BoundReport
+from octavo_numerics.gemm.error_bound import ErrorBound, error_bound
+from octavo_numerics.gemm.products import grouped_dgrad, grouped_matmul, grouped_wgrad
 from octavo_numerics.hadamard import hadamard
 from octavo_numerics.moe.activations import ActivationParts, activate, activate_gradient, activation_parts
 from octavo_numerics.moe.kept import keep_rows, kept_rows_bound

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from octavo.errors import one_of
 from octavo.formats import FORMAT_MAX, Format
 from octavo_numerics.casts import F32
 from octavo_numerics.scales import FLT_MAX
@@ -74,8 +75,7 @@ def update_delayed(
     goes to the end and slot 0 becomes 0. Where am is finite and more than 0,
     scale = fl(fl(max * 2^-margin) / am), Inf becoming FLT_MAX; else the scale stays.
     """
-    if algorithm not in ("max", "most_recent"):
-        raise ValueError(f"algorithm={algorithm!r} is neither 'max' nor 'most_recent'; give one of them")
+    one_of("algorithm", algorithm, ("max", "most_recent"))
     last = state.history[0]
     if reduced_amax is not None:
         reduced = _recorded(reduced_amax, state, "reduced_amax")

@@ -38,9 +38,9 @@ class Prepared(Protocol[A_co]):
 
 
 class Prepare(Protocol[A]):
-    """Makes of group sizes what the bound functions of a backend take in their place.
+    """Prepares group sizes: what it returns, the bound functions of a backend take in place of the sizes.
 
-    A front end calls it once for a layer's forward and backward where all operations on rows have an equal one.
+    A front end calls it once for a layer's forward and backward, if all operations on rows have an equal one.
     """
 
     def __call__(self, group_sizes: A, rows: int, like: A, /) -> Prepared[A]:

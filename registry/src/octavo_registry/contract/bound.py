@@ -23,7 +23,7 @@ class Bound(Generic[Run_co]):
     run      the function, as the protocol of the operation has it; arrays are the framework's
     layouts  of GEMMs: the layout in which each quantized operand ("x", "w", "dy") must arrive; absent: plain
     note     one clause for people, such as "emulated: bf16 products of dequantized operands"
-    prepare  of operations on rows: makes of group sizes what `run` also takes in their place; None: sizes as they are
+    prepare  of operations on rows: prepares group sizes for `run`, which takes them as they are, too; None: it does not
     """
 
     run: Run_co

@@ -82,7 +82,7 @@ class GemmForm:
         return (k, n) if self.turned else (n, k)
 
     def renamed(self, of_kernel: Mapping[str, str]) -> dict[str, str]:
-        """What is said of operands by their names in the kernels' GEMM, by their names in the request."""
+        """`of_kernel` with the request's names of operands as keys, in place of those of the kernels' GEMM."""
         names = zip(self.operands, _OPERANDS["nk"][self.kernel][1], strict=True)
         return {ours: of_kernel[theirs] for ours, theirs in names if theirs in of_kernel}
 

@@ -26,13 +26,14 @@ _RAGGED: tuple[Operand, ...] = ("x", "dy")
 def ask_bound(backend: Backend, request: Request) -> Bound[Any]:
     """The backend's answer to `request`, in the class of its operation.
 
-    Raises `Fault`, caused by `Refused` where the backend refuses, either way, and else saying what is wrong.
+    Raises `Fault`. It is caused by `Refused` if the backend refuses, in `refuses` or in `bind`; otherwise it says what
+    is wrong with the answer.
     """
     return _checked(guard(_bind, backend, request), request, "bind")
 
 
 def ask_round_first(bound: AnyBoundQuantize, request: QuantizeRequest) -> Bound[Any] | None:
-    """The backend's own answer to a request that rounds to MXFP4 first, checked likewise; None: it has none."""
+    """The answer to a request that rounds to MXFP4 first, checked as `ask_bound` does; None if the backend has none."""
     answer = None if bound.round_first is None else guard(bound.round_first, request)
     return None if answer is None else _checked(answer, request, "round_first")
 
@@ -55,7 +56,7 @@ def _checked(answer: Any, request: Request, function: str) -> Bound[Any]:
 
 
 def _needed(part: str, value: object, op: str) -> str:
-    """What this part of an answer has to be; "" where it is that."""
+    """What this part of an answer has to be; "" if it is right."""
     if part == "layouts":
         return "" if isinstance(value, Mapping) else "a mapping of operands to layouts"
     if part == "run":
@@ -86,7 +87,7 @@ def _sentence(reason: object, function: str) -> str | None:
 
 
 def ask_everywhere(backend: Backend, request: Request) -> str | None:
-    """Why no machine is served `request`, or None; what raises, an older backend's missing method too, is a `Fault`."""
+    """Why the backend serves `request` on no machine, or None; `Fault` if it cannot say, as a backend that raises."""
     return _sentence(guard(backend.refuses_everywhere, cast("AnyRequest", request)), "refuses_everywhere")
 
 

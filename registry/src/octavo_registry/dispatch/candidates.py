@@ -41,12 +41,12 @@ class Candidate:
 
     @property
     def priority(self) -> int:
-        """Its card's."""
+        """The priority on its card."""
         return self.record.card.priority if self.record.card else 0
 
     @property
     def rank(self) -> tuple[int, int, bool, str]:
-        """What candidates are ordered by, where no plugin ranks them otherwise."""
+        """The key by which candidates are sorted, unless a plugin ranks them."""
         return self.place, -self.priority, self.unfit, self.name
 
     def chosen_over(self, later: Sequence[Candidate], request: Request) -> str:
@@ -132,7 +132,7 @@ def for_graphs(record: BackendRecord) -> bool:
 
 
 class Candidates:
-    """Candidates in their final order. `at(i)` is the i-th that binds, and binds no more of them than that takes."""
+    """Candidates in their final order. `at(i)` is the i-th that binds; later ones are not tried."""
 
     def __init__(self, request: Request, order: Sequence[Candidate], others: Sequence[Decision], bind: Bind) -> None:
         self.request = request

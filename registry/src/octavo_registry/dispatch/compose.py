@@ -59,11 +59,11 @@ def compose(
     transposed copy. Else the plans are for the copy, which the front end makes. So the order of w in memory never
     changes which backend runs an operation.
     """
-    turned = _compose(replace(layer, weight="nk"), recipe, find, dtypes)
-    if layer.weight == "nk" or isinstance(turned, Candidates):
-        return turned
-    as_is = _compose(layer, recipe, find, dtypes)
-    return as_is if isinstance(as_is, Composition) and as_is.backends == turned.backends else turned
+    of_copy = _compose(replace(layer, weight="nk"), recipe, find, dtypes)
+    if layer.weight == "nk" or isinstance(of_copy, Candidates):
+        return of_copy
+    in_place = _compose(layer, recipe, find, dtypes)
+    return in_place if isinstance(in_place, Composition) and in_place.backends == of_copy.backends else of_copy
 
 
 def _compose(layer: GemmRequest, recipe: Recipe, find: Find, dtypes: LayerDtypes) -> Composition | Candidates:

@@ -43,7 +43,7 @@ def fallbacks(
 
 
 def _at_fault(decision: Decision, records: Sequence[BackendRecord]) -> BackendRecord | None:
-    """The backend of a verdict that speaks of the installation and not of the request."""
+    """The backend of a verdict that is about its installation and not about the request; None for other verdicts."""
     for record in records:
         if (record.name, record.distribution) == (decision.backend, decision.distribution):
             faulty = decision.verdict == "broken" or (decision.verdict == "refused" and record.verdict == "refused")
@@ -52,7 +52,7 @@ def _at_fault(decision: Decision, records: Sequence[BackendRecord]) -> BackendRe
 
 
 def _may_serve(name: str, framework: str) -> bool:
-    """What a plugin without a card serves is not known; the names of Octavo's own begin with their framework."""
+    """Whether a plugin without a card may serve the framework: the names of Octavo's own begin with theirs."""
     of = name.split("-")[0]
     return name not in RESERVED or of not in FRONT_ENDS or of == framework
 

@@ -70,7 +70,7 @@ class LayerPlan:
         return not self.recipe.quantizes(gemm) and self._takes_tokens(gemm, operand)
 
     def reads_codes_of_tokens(self, gemm: Gemm, operand: Operand) -> bool:
-        """True where this GEMM takes `TokenRows` of codes for the operand, whose rows have those of their tokens."""
+        """True where this GEMM takes `TokenRows` of codes for the operand, because a row's codes are its token's."""
         quantizer = dict(self.quantizers)[f"quantize_{operand}"] if self.recipe.quantizes(gemm) else None
         if quantizer is None or not quantizer.request.quantizer.independent_rows:
             return False
@@ -103,12 +103,12 @@ def batch_words(layer: LayerPlan) -> str:
 
 
 def computed_words(recipe: Recipe) -> str:
-    """A clause on the recipe whose operands and products these are, where it is another one."""
+    """A clause on the recipe that GEMMs compute `recipe` as, if that is another one."""
     return "" if recipe.computed_as is recipe else f", computed as {recipe.computed_as.kind}"
 
 
 def weight_words(layer: LayerPlan) -> str:
-    """A clause on how w is read, where that is not as [G, N, K] and it lies so."""
+    """A clause on how w is read, unless it lies in memory as [G, N, K] and is read so."""
     lies, taken = WEIGHT_SHAPES[layer.weight], WEIGHT_SHAPES[layer.fprop.request.weight]
     if layer.transposes:
         return f", w {lies} transposed to {taken} and dw back"

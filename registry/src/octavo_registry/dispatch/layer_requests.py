@@ -27,7 +27,7 @@ class LayerDtypes:
     wgrad     of dw; None: the recipe's, else x's
     dgrad     of dx; None: x's
     w         of w; None: x's
-    products  in which operands are that no slot quantizes: the front end casts them; None: each is in its own
+    products  of operands that no slot quantizes, because the front end casts them; None: each has its own
     """
 
     wgrad: DType | None = None
@@ -116,5 +116,5 @@ def norm_request(quantize: QuantizeRequest, norm: Norm) -> NormRequest:
 
 
 def dequantize_request(quantize: QuantizeRequest) -> DequantizeRequest:
-    """The request for the way back from what the quantizer makes."""
+    """The request to dequantize what the quantizer makes."""
     return DequantizeRequest(**_planes_fields(quantize) | {"op": "dequantize"})

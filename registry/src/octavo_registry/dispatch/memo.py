@@ -1,4 +1,4 @@
-"""A bounded memo: what was decided, until there is too much of it."""
+"""A bounded memo of what was decided."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 LIMIT = 4096
-"""Far more than the operations of a model; reached by a process that plans for ever new shapes."""
+"""Far more than the operations of a model. Only a process that keeps planning new shapes reaches it."""
 
 
 class Memo(dict[K, V]):
-    """A dict of at most `limit` items, of which the oldest goes where another one comes."""
+    """A dict of at most `limit` items: one more drops the oldest."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ def source_of(backend: str | Sequence[str] | None) -> str:
 
 
 def _scope_of(preference: Preference) -> _Scope:
-    """The scope of equal preferences; of too many the oldest that is not None is forgotten, and would be a new one."""
+    """The scope that equal preferences share. Beyond _MOST_SCOPES the oldest is forgotten, except that of None."""
     scope = _scopes.get(preference)
     if scope is None:
         if len(_scopes) >= _MOST_SCOPES:

@@ -26,7 +26,7 @@ def asked_of_backends(request: Request) -> Request:
 
 
 def with_rounding(bound: Bound, request: Request) -> Bound:
-    """The answer to `request`, made of the backend's answer to `asked_of_backends(request)`; `Fault` where it fails."""
+    """The answer to `request`, given the backend's answer to `asked_of_backends(request)`; `Fault` if that fails."""
     if not isinstance(request, QuantizeRequest) or not isinstance(bound, BoundQuantize) or not request.quantizer.mxfp4:
         return bound
     own = ask_round_first(bound, request)

@@ -1,4 +1,4 @@
-"""What is said of backends on devices where nobody has run them: rows of cards that say so."""
+"""What is said of a backend on a device where nobody has run it, according to its card."""
 
 from __future__ import annotations
 

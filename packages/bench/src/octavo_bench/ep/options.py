@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from octavo.errors import one_of
 from octavo_bench.errors import InputError
-from octavo_bench.harness.checks import check_counts, names_of, one_of
+from octavo_bench.harness.checks import check_counts, names_of
 from octavo_bench.harness.options import BackendOption, ExpertShapes, SomeKinds, TokenChoices
 from octavo_bench.harness.shapes import EXPERTS, Shape
 
@@ -67,7 +68,7 @@ class EpOptions(BackendOption):
     def check(self) -> None:
         """See `Options`."""
         super().check()
-        one_of("--framework", self.framework, tuple(_WAYS))
+        one_of("--framework", self.framework, tuple(_WAYS), InputError)
         names_of("--ways", self.ways, _WAYS[self.framework])
         names_of("--routes", self.routes, _ROUTES)
         of_torch = {"--routes": self.routes, "--weak": self.weak, "--eager": self.eager}

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from octavo.errors import one_of
 from octavo.recipe_base import Gemm
-from octavo_bench.errors import RunError
+from octavo_bench.errors import InputError, RunError
 from octavo_bench.gemm.advice import unevenness
 from octavo_bench.gemm.row import DIFFERS, IN_BOUND, GemmRow
 from octavo_bench.harness.benchmark import Benchmark
-from octavo_bench.harness.checks import one_of
 from octavo_bench.harness.options import FRAMEWORKS, BackendOption, Ops, SizesOption, gemms_of
 from octavo_bench.harness.recipes import ACCUMULATED, FAST, GemmCase, family_of, gemms_of_recipe
 from octavo_bench.harness.results import Judged, Results
@@ -61,7 +61,7 @@ class GemmOptions(SizesOption, BackendOption):
 
     def check(self) -> None:
         """See `Options`."""
-        one_of("--framework", self.framework, tuple(FRAMEWORKS))
+        one_of("--framework", self.framework, tuple(FRAMEWORKS), InputError)
         super().check()
         gemms_of(self.ops)
 

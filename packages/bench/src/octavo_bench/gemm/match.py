@@ -20,8 +20,7 @@ from octavo_bench.harness.engine.values import F32
 from octavo_bench.harness.problem import Prepared
 from octavo_bench.harness.recipes import GemmCase
 from octavo_bench.harness.shapes import Shape
-from octavo_numerics import error_bound
-from octavo_numerics.error_bound import ErrorBound
+from octavo_numerics import ErrorBound, error_bound
 from octavo_registry import Plan
 
 _ROWS, _COLS = 32, 64

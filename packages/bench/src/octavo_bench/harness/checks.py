@@ -11,13 +11,6 @@ from octavo_registry.cli.files import check_writable
 from octavo_registry.discovery.install import how_to_install
 
 
-def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
-    """`value`; `InputError` where it is none of `allowed`."""
-    if value not in allowed:
-        raise InputError(f"{option} is {value!r}; it is {' or '.join(allowed)}")
-    return value
-
-
 def names_of(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
     """The names of `a,b`, each once, or all that are allowed for ""; `InputError` for others."""
     names = [part.strip() for part in text.split(",") if part.strip()]

@@ -17,10 +17,11 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from octavo.errors import one_of
 from octavo.formats import DType
 from octavo.recipe_base import GEMMS, Gemm
 from octavo_bench.errors import InputError
-from octavo_bench.harness.checks import check_counts, check_installed, names_of, one_of
+from octavo_bench.harness.checks import check_counts, check_installed, names_of
 from octavo_bench.harness.recipes import KINDS, names_of_recipes
 from octavo_bench.harness.shapes import SIZES, Shape, parse_shapes
 
@@ -86,7 +87,7 @@ class Options:
         """`InputError` for what is wrong, before anything heavy is imported."""
         check_counts(repeats=self.repeats)
         if self.device is not None:
-            one_of("--device", self.device, ("cpu", "cuda"))
+            one_of("--device", self.device, ("cpu", "cuda"), InputError)
         if self.seed is not None and not 0 <= self.seed < _MOST_SEED:
             raise InputError(f"--seed is {self.seed}; it is 0 to 2^31 - 1")
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from octavo.errors import one_of
 from octavo.formats import DType
 from octavo_bench.errors import InputError, RunError
 from octavo_bench.harness.benchmark import Benchmark
@@ -68,8 +69,7 @@ class QuantizeOptions(Options):
         check_counts(groups=self.groups, ragged_groups=self.ragged_groups)
         if self.shapes is not None:
             parse_shapes(self.shapes)
-        if self.dtype not in _DTYPES:
-            raise InputError(f"--dtype is {self.dtype!r}; it is bf16, fp16 or fp32")
+        one_of("--dtype", self.dtype, tuple(_DTYPES), InputError)
         super().check()
         check_installed(self.command, _NEEDED, "octavo-torch-native")
 

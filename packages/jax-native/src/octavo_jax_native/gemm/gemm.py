@@ -35,7 +35,7 @@ _FUNCTIONS: dict[Gemm, str] = {"fprop": "octavo_gemm_fprop", "dgrad": "octavo_ge
 
 
 def bind_fprop(request: GemmRequest, ctas: int = 0) -> Fprop[Array, GemmOperand]:
-    """The function of an "fprop" request, within a limit where ctas is not 0."""
+    """The function of an "fprop" request. `ctas`: how many multiprocessors it may use; 0: all of the device."""
     product = _product(GemmSettings.of(request, ctas))
 
     def fprop(
@@ -54,7 +54,7 @@ def bind_fprop(request: GemmRequest, ctas: int = 0) -> Fprop[Array, GemmOperand]
 
 
 def bind_dgrad(request: GemmRequest, ctas: int = 0) -> Dgrad[Array, GemmOperand]:
-    """The function of a "dgrad" request, likewise."""
+    """The function of a "dgrad" request; `ctas` as in `bind_fprop`."""
     product = _product(GemmSettings.of(request, ctas))
 
     def dgrad(dy: Rows, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
@@ -65,7 +65,7 @@ def bind_dgrad(request: GemmRequest, ctas: int = 0) -> Dgrad[Array, GemmOperand]
 
 
 def bind_wgrad(request: GemmRequest, ctas: int = 0) -> Wgrad[Array, GemmOperand]:
-    """The function of a "wgrad" request, likewise."""
+    """The function of a "wgrad" request; `ctas` as in `bind_fprop`."""
     how = GemmSettings.of(request, ctas)
     product = _product(how)
 
@@ -83,7 +83,28 @@ def bind_wgrad(request: GemmRequest, ctas: int = 0) -> Wgrad[Array, GemmOperand]
 
 def _product(how: GemmSettings) -> Callable[[Rows, Rows, Array, Arrays], Array]:
     """The function of the left and the right operand, checked, with the traced part jitted."""
-    form = how.form
+    form, compiled = how.form, _compiled(how)
+
+    def run(left: Rows, right: Rows, group_sizes: Array, more: Arrays) -> Array:
+        check_sizes(group_sizes)
+        gathered = gathered_of(how, left, right)
+        standing = tokens_of(left), tokens_of(right)
+        operands = zip(form.operands, form.directions, standing, strict=True)
+        planes = [planes_of(how, *operand) for operand in operands]
+        call = call_of(how, left, right, group_sizes.shape[0], gathered)
+        if "bias" in more:
+            more = checked_bias(more, call)
+        elif "out" in more:
+            call = checked_out(more["out"], call)
+        specs = (_spec(standing[0]), _spec(standing[1]))
+        return compiled(*planes, group_sizes, order_of(left, right), more, call=call, specs=specs)
+
+    return run
+
+
+def _compiled(how: GemmSettings) -> Callable[..., Array]:
+    """The traced part of `_product`, under a name that tells the GEMM."""
+    directions = how.form.directions
 
     def traced(
         left: Arrays,
@@ -96,7 +117,7 @@ def _product(how: GemmSettings) -> Callable[[Rows, Rows, Array, Arrays], Array]:
     ) -> Array:
         plan = group_plan(group_sizes, call.rows)
         operands: Arrays = {}
-        for name, planes, spec, direction in zip(("left", "right"), (left, right), specs, form.directions, strict=True):
+        for name, planes, spec, direction in zip(("left", "right"), (left, right), specs, directions, strict=True):
             if spec is None:
                 operands[name] = _underived(planes["codes"].astype(call.dtype))
                 continue
@@ -112,24 +133,8 @@ def _product(how: GemmSettings) -> Callable[[Rows, Rows, Array, Arrays], Array]:
         return _once(made) if how.gemm == "fprop" else made
 
     traced.__name__ = traced.__qualname__ = _FUNCTIONS[how.gemm]
-    compiled = jax.jit(traced, static_argnames=("call", "specs"))
-
-    def run(left: Rows, right: Rows, group_sizes: Array, more: Arrays) -> Array:
-        check_sizes(group_sizes)
-        gathered = gathered_of(how, left, right)
-        standing = tokens_of(left), tokens_of(right)
-        operands = zip(form.operands, form.directions, standing, strict=True)
-        planes = [planes_of(how, *operand) for operand in operands]
-        call = call_of(how, left, right, group_sizes.shape[0], gathered)
-        if "bias" in more:
-            more = checked_bias(more, call)
-        elif "out" in more:
-            call = checked_out(more["out"], call)
-        specs = (_spec(standing[0]), _spec(standing[1]))
-        product: Array = compiled(*planes, group_sizes, order_of(left, right), more, call=call, specs=specs)
-        return product
-
-    return run
+    compiled: Callable[..., Array] = jax.jit(traced, static_argnames=("call", "specs"))
+    return compiled
 
 
 _underived = refusing_derivatives(

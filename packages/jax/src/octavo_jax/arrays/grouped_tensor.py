@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from jax import Array
 
 from octavo import GroupedTensorSpec
+from octavo.errors import one_of
 from octavo.quantizer import Direction
 from octavo_jax.arrays.exportable import Static, exportable
 
@@ -38,10 +39,8 @@ class GroupedTensor:
     columnwise_global: Array | None = None
 
     def plane(self, direction: Direction) -> tuple[Array, Array, Array | None]:
-        """(payload, decode scales, second level or None) of one direction; ValueError where it was not made, and for
-        what is no direction."""
-        if direction not in ("rowwise", "columnwise"):
-            raise ValueError(f"direction is {direction!r}; it is 'rowwise' or 'columnwise'")
+        """(payload, decode scales, second level or None) of one direction; ValueError unless it has been computed."""
+        one_of("direction", direction, get_args(Direction))
         payload = self.rowwise if direction == "rowwise" else self.columnwise
         scale = self.rowwise_scale if direction == "rowwise" else self.columnwise_scale
         if payload is None or scale is None:

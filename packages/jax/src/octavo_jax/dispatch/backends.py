@@ -11,7 +11,7 @@ BackendNames = str | Sequence[str] | None
 
 
 def hashable(backend: BackendNames) -> str | tuple[str, ...] | None:
-    """The same names as a key of caches and a static argument; ValueError for what are no names."""
+    """The same names as a key of caches and a static argument; ValueError unless they are names."""
     if backend is None or isinstance(backend, str):
         return backend
     names = tuple(backend) if isinstance(backend, Sequence) else ()

@@ -23,7 +23,7 @@ def device_of(x: Array) -> DeviceKind:
 
 
 def multiprocessors_of(x: Array) -> int:
-    """Of the same device; OctavoError where JAX does not tell their number."""
+    """How many multiprocessors the same device has; OctavoError if JAX does not tell."""
     device = _device(x)
     count = getattr(device, "core_count", None)
     if not isinstance(count, int):

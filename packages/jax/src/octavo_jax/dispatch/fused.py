@@ -1,7 +1,8 @@
-"""Activation, its gradient, or a normalization, and the quantizer: one function of a backend's, or composed here.
+"""An activation, its gradient, or a normalization, together with the quantizer of its result.
 
-A quantizer's plan is where these begin: it has the spec and the layouts that the GEMMs want. Composed, the function is
-plain JAX, rounded once, and then the plan's own `run`; so from the rounded array on the bits are equal.
+Each function here takes the quantizer's plan, which has the spec and layouts that the GEMMs read. A backend may serve
+both steps as one function. Otherwise they are composed: plain JAX, rounded once, then the quantizer's own `run`. From
+the rounded array on, the bits of both are equal.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Values = Callable[..., Extras]
 
 
 def _served(quantizer: QuantizePlan, request: FusedRequest, backend: BackendNames) -> Plan | None:
-    """The plan of the fused operation, unless its backend could quantize, too, and was not chosen for that."""
+    """The plan of the fused operation; None if no backend fuses it, or one that was not chosen to quantize."""
     plan = fusing(partial(octavo_registry.plan, backend=backend), quantizer, request, codes=True)
     return None if isinstance(plan, str) else plan
 
@@ -48,19 +49,21 @@ def fusion_words(quantizer: QuantizePlan, op: Activated, activation: Activation,
 
 
 def activation_values(layer: LayerPlan, op: Activated, activation: Activation, backend: BackendNames) -> Values | str:
-    """The function of the layer's backend that makes what goes into its products as it is: an activation (fc2's layer)
-    or the gradient of one (fc1's). A string says why there is none."""
+    """What computes the activation (for fc2's layer) or its gradient (for fc1's) as products read it unquantized.
+
+    Returns the function of the layer's backend, or a string that says why it has none.
+    """
     quantize = quantize_request(layer.fprop.request, UNREAD, "x" if op == "act_quantize" else "dy", (PLAIN, PLAIN))
     request = activation_request(quantize, op, activation)
     plan = fusing(partial(octavo_registry.plan, backend=backend), layer.fprop, request, codes=False)
     if isinstance(plan, str):
         return plan
     values = cast("Values | None", cast("BoundActivation", plan.bound).values)
-    return f"{plan.backend} makes none without codes" if values is None else values
+    return f"{plan.backend} does not compute it without codes" if values is None else values
 
 
 def values_words(layer: LayerPlan, op: Activated, activation: Activation, backend: BackendNames) -> str:
-    """Who makes them, or why JAX's operations do."""
+    """Who computes `activation_values`, or why JAX's operations do."""
     values = activation_values(layer, op, activation, backend)
     return f"composed: {values}" if isinstance(values, str) else f"in one pass by {layer.fprop.backend}, not quantized"
 

@@ -155,7 +155,7 @@ class Layer:
         return plan if len(read) == len(spec.directions) else self._narrow(plan.request, read[0])
 
     def quantizer_of_tokens(self, operand: Operand) -> QuantizePlan:
-        """The quantizer of tokens whose codes are gathered, as one matrix: along rows, in the plain layout."""
+        """The quantizer of tokens as one matrix, rowwise and in the plain layout, for a GEMM that gathers codes."""
         plan = dict(self.plan.quantizers)[f"quantize_{operand}"]
         assert plan is not None  # a GEMM reads its codes
         return self._narrow(replace(plan.request, layouts=(PLAIN, PLAIN), stacked=True), "rowwise")
@@ -179,15 +179,14 @@ def layer_for(
     training: bool = True,
     placement: Placement | None = None,
 ) -> Layer:
-    """The layer for x [M, K] and kernel [G, K, N], or [G, N, K] with weight "nk"; NoBackendError where nothing serves
-    it, OctavoError and ValueError where it cannot leave the options' room. dx and dw have the dtypes of x and the
-    kernel.
+    """The layer for x [M, K] and kernel [G, K, N], or [G, N, K] with weight "nk". Its gradients have their dtypes.
 
-    x_dtype   of an x that does not exist yet, such as an activation's result: then `x` gives the device alone
+    x_dtype   of an x that does not exist yet, such as an activation's result: then only the device of `x` counts
     training  False: only the forward pass is planned; `Layer.for_training` plans the rest when it is differentiated
     placement of blocks and shards: x is [*B, M, K], the kernel [E * G, ...], and the plans are for one block's GEMMs
 
     Equal arguments give the same object as long as the registry chooses the same functions, so nothing is traced twice.
+    Raises NoBackendError if nothing serves the layer, OctavoError or ValueError if it cannot leave the options' room.
     """
     dtype = jnp.dtype(x.dtype if x_dtype is None else x_dtype)
     device, multiprocessors = device_of(x), None
@@ -204,30 +203,59 @@ def layer_for(
     return _known.get(key, lambda: _planned(request), recipe)
 
 
-def _planned(asked: LayerRequest) -> Layer:
-    options, recipe = asked.options, asked.options.recipe
+class _Dtypes(NamedTuple):
+    """The dtypes of a layer.
+
+    x, kernel     of these arrays
+    out           of the layer's result
+    product       in which GEMMs multiply what they take unquantized
+    y, dx, dw     of what the GEMMs return: float32 if that is summed over shards
+    """
+
+    x: DType
+    kernel: DType
+    out: DType
+    product: DType
+    y: DType
+    dx: DType
+    dw: DType
+
+    @classmethod
+    def of(cls, asked: LayerRequest) -> _Dtypes:
+        x, kernel = dtype_name(asked.dtype, "x"), dtype_name(asked.kernel_dtype, "kernel")
+        recipe, preferred, placement = asked.options.recipe, asked.options.preferred_element_type, asked.placement
+        named = None if preferred is None else dtype_name(preferred, "preferred_element_type")
+        out = named or recipe.output_dtype or x
+        own = cls(x, kernel, out, x if x == kernel else "float32", out, x, recipe.wgrad_dtype or kernel)
+        if placement is None:
+            return own
+        return own._replace(
+            y="float32" if placement.sums("i") else own.y,
+            dx="float32" if placement.sums("o") else own.dx,
+            dw="float32" if placement.sums_blocks else own.dw,
+        )
+
+
+def _sides(asked: LayerRequest) -> tuple[int, int, int]:
+    """G, K and N of the GEMMs that one device runs."""
     groups, k, n = asked.shape if asked.weight == "kn" else (asked.shape[0], asked.shape[2], asked.shape[1])
-    in_dtype, kernel_dtype = dtype_name(asked.dtype, "x"), dtype_name(asked.kernel_dtype, "kernel")
-    if options.preferred_element_type is not None:
-        out_dtype = dtype_name(options.preferred_element_type, "preferred_element_type")
-    else:
-        out_dtype = recipe.output_dtype or in_dtype
-    product_dtype: DType = in_dtype if in_dtype == kernel_dtype else "float32"
-    y_dtype, dx_dtype, dw_dtype = out_dtype, in_dtype, recipe.wgrad_dtype or kernel_dtype
     placement = asked.placement
-    if placement is not None:
-        groups = placement.gemm_size("g", groups) // placement.count("e")
-        k, n = placement.gemm_size("k", k), placement.gemm_size("n", n)
-        y_dtype = "float32" if placement.sums("i") else y_dtype
-        dx_dtype = "float32" if placement.sums("o") else dx_dtype
-        dw_dtype = "float32" if placement.sums_blocks else dw_dtype
+    if placement is None:
+        return groups, k, n
+    groups = placement.gemm_size("g", groups) // placement.count("e")
+    return groups, placement.gemm_size("k", k), placement.gemm_size("n", n)
+
+
+def _planned(asked: LayerRequest) -> Layer:
+    options, recipe, dtypes = asked.options, asked.options.recipe, _Dtypes.of(asked)
+    groups, k, n = _sides(asked)
     kind, arch = asked.device
     request = GemmRequest(
         op="fprop",
         framework="jax",
         device=kind,
-        in_dtype=in_dtype,
-        out_dtype=y_dtype,
+        in_dtype=dtypes.x,
+        out_dtype=dtypes.y,
         recipe=recipe,
         arch=arch,
         k=k,
@@ -239,13 +267,12 @@ def _planned(asked: LayerRequest) -> Layer:
     plan = octavo_registry.plan_layer(
         request,
         backend=options.backend,
-        wgrad_dtype=dw_dtype,
-        dgrad_dtype=dx_dtype,
-        w_dtype=kernel_dtype,
-        product_dtype=product_dtype,
+        wgrad_dtype=dtypes.dw,
+        dgrad_dtype=dtypes.dx,
+        w_dtype=dtypes.kernel,
+        product_dtype=dtypes.product,
     )
     key = (recipe.fingerprint, options[1:], asked[1:], tuple(part.run for part in plan.plans))
     if options.room is not None and asked.multiprocessors is not None:
         plan = leaving(plan, options.room, asked.multiprocessors, f"the {kind} device")
-    dtypes = jnp.dtype(out_dtype), jnp.dtype(product_dtype)
-    return _layers.of(key, lambda: Layer(plan, asked, *dtypes))
+    return _layers.of(key, lambda: Layer(plan, asked, jnp.dtype(dtypes.out), jnp.dtype(dtypes.product)))

@@ -24,7 +24,7 @@ class Room:
     XLA decides what runs beside what, and whether anything does. So there is no `w2` as octavo_torch.Room has it, which
     puts w2's quantizer beside fc1's product.
 
-    On a CPU there are no multiprocessors to leave. Where a backend cannot leave any the call raises OctavoError.
+    On a CPU there are no multiprocessors to leave. If a backend cannot leave any, the call raises OctavoError.
     """
 
     gemms: int = 0
@@ -35,7 +35,7 @@ class Room:
 
 
 def check_room(room: object) -> Room | None:
-    """The room that leaves any; ValueError for what is no Room."""
+    """`room`, or None if it leaves nothing; ValueError unless it is a Room or None."""
     if room is None:
         return None
     if not isinstance(room, Room):
@@ -47,8 +47,10 @@ _functions: Identities[Callable[..., Any]] = Identities()
 
 
 def leaving(plan: LayerPlan, room: Room, have: int, device: str) -> LayerPlan:
-    """The plan, whose GEMMs run on all `have` multiprocessors of the device but those that `room` leaves, by the same
-    functions wherever they do. Raises as `within`."""
+    """The plan with GEMMs that run on the device's `have` multiprocessors except those that `room` leaves.
+
+    Equal arguments give the same functions, so nothing is traced twice. Raises as `within` does.
+    """
     most = have - room.gemms
 
     def limited(gemm: Gemm) -> Gemm:

@@ -13,7 +13,7 @@ from octavo.errors import one_of
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
-from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.functions.activation_formulas import activated, activated_gradient, probs_gradient
 from octavo_jax.functions.derivatives import refusing_derivatives

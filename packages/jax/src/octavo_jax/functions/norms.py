@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
+from octavo.errors import one_of
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.norm import Normalized, NormGradients, normalized, normalized_gradients
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
-from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_alike
 from octavo_registry.contract.cards import Norm
 
@@ -79,8 +80,7 @@ def _check_kind(epsilon: object) -> None:
 
 def check_norm(norm: Norm, epsilon: float, x: Array, gamma: Array, beta: Array | None) -> NormSpec:
     """The normalization that these arguments name; ValueError where they do not fit x [..., C]."""
-    if norm not in ("rms", "layer"):
-        raise ValueError(f"norm is {norm!r}; it is 'rms' or 'layer'")
+    one_of("norm", norm, get_args(Norm))
     _check_kind(epsilon)
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon is {epsilon!r}; it must be more than 0, or a row of zeros has no rstd, and finite")

@@ -13,7 +13,7 @@ from octavo import DelayedScaling, Recipe
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.linear.operands import Context
-from octavo_jax.quantizers.functional import check_group_offset
+from octavo_jax.quantizers.arguments import check_group_offset
 from octavo_jax.scaling.delayed_state import DelayedState, check_history, check_state_arrays
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.placement import Placement
@@ -21,7 +21,7 @@ from octavo_registry import Weight
 
 
 def as_array(name: str, x: Array | np.ndarray) -> Array:
-    """x, called `name`, as a jax.Array; ValueError for what is none and holds no numbers."""
+    """x as a jax.Array; ValueError unless it is one, or jnp.asarray takes it. `name`: what messages call it."""
     # jnp.asarray of an array costs 10 microseconds.
     if isinstance(x, jax.Array):
         return x
@@ -79,7 +79,7 @@ def check_sizes_fit(group_sizes: Array, groups: int, placement: Placement | None
 
 
 def check_state(recipe: Recipe | None, state: DelayedState | None, groups: int) -> None:
-    """ValueError unless there is a state of `groups` groups, and of its steps, exactly where the recipe keeps one."""
+    """ValueError unless there is a state where the recipe keeps one, of `groups` groups and the recipe's steps."""
     stateful = recipe is not None and recipe.stateful
     if stateful and state is None:
         raise ValueError("state is None and the recipe scales by history; give octavo_jax.init_delayed(recipe, groups)")

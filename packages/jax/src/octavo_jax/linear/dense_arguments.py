@@ -1,4 +1,4 @@
-"""What the layers of one kernel, `dense` and `layernorm_dense`, make of their arguments."""
+"""The arguments of `dense` and `layernorm_dense`: checked, and arranged as those of a layer with one group."""
 
 from __future__ import annotations
 

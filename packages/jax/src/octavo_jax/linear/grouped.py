@@ -73,10 +73,10 @@ def grouped_dense(
     Returns y [*B, M, N], rows past the sum zero and x not read there; then, where asked for, the new state and the
     status word: y, (y, state), (y, status) or (y, state, status).
 
-    Blocks of rows are experts' and data's, B = (E, F), (E,), or (F,) for a kernel of G matrices. Expert block e has
-    groups e * G to (e + 1) * G - 1 of the kernel, bias and state. Scales are of a block and group; gradients, and
-    the amaxes of delayed scaling, are taken over data blocks. In stochastic rounding's counter the first group of block
-    (e, f) has number group_offset + (f * E + e) * G.
+    Blocks of rows are of experts, B = (E,), of data, (F,), or of both, (E, F); without E the kernel has G matrices.
+    Expert block e has groups e * G to (e + 1) * G - 1 of the kernel, bias and state. Each group of a block has scales
+    of its own; gradients, and the amaxes of delayed scaling, are taken over data blocks. In stochastic rounding's
+    counter the first group of block (e, f) has number group_offset + (f * E + e) * G.
 
     With `sharding`, B is sharded by ep and by dp and fsdp, the kernel by ep, fsdp and tp. x [M, K] with sizes [G] is
     sharded by ep, too: a device has M / E rows for its G / E experts, with a tail of their own. Tokens stay on their

@@ -91,7 +91,7 @@ def grouped_mlp(
 ) -> Any:
     """y[r] = (act(x[r] @ wi[g] + bi[g]) * probs[r]) @ wo[g] + bo_scales[r] * bo[g] for every row r of group g.
 
-    x                         [M, K], or [*B, M, K] whose rows are counted as one; bf16, fp16 or fp32
+    x                         [M, K], or [*B, M, K], which counts as [prod(B) * M, K]; bf16, fp16 or fp32
     wi, wo                    [G, K, C] and [G, F, N]; C = 2 F, the gate first, where the activation is gated, else F
     group_sizes               [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M
     activation                silu, gelu, gelu_tanh, relu2, swiglu, geglu, geglu_tanh or clamped_swiglu, see `activate`

@@ -69,19 +69,19 @@ def moe_mlp(
     """A Mixture-of-Experts block: each token through the k experts that its router scores highest, weighted and summed.
 
     x           [..., K] tokens
-    router      [K, E]; the product with x is taken in their common dtype and accumulated in float32. That of float32
-                is no product in TF32, except where `jax.default_matmul_precision` asks for it
+    router      [K, E]; the product with x is taken in their common dtype and accumulated in float32. Float32 is not
+                multiplied as TF32 unless `jax.default_matmul_precision` asks for it
     wi          [E, K, C]; C = 2 F, the gate first, where the activation is gated, else F
     wo          [E, F, N]
     bi, bo      their biases [E, C] and [E, N], or None
     score, groups, kept_groups, renormalize, scale   how the router chooses, as in `octavo_jax.choose_experts`
     choice_bias [E], added to the scores for choosing alone: raise it for experts with few rows, which the statistics
                 have. Weights are without it, and it has no gradient
-    replay      integers [..., k], x's leading axes: choices that were made before, in the place of the router's. One
-                that is outside of 0 to E - 1 is nobody's
-    weights_on, form, weight_codes   as in `routed_mlp`, whose y and gradients are the same bits in every form but
-                "lean", whose y is the same. Where a recipe leaves fprop in high precision and quantizes wgrad, y's
-                activation is a kernel's in "keep_all" and XLA's elsewhere, and these may differ in the last bit
+    replay      integers [..., k], x's leading axes: choices that were made before, in place of the router's. A choice
+                outside of 0 to E - 1 goes to no expert
+    weights_on, form, weight_codes   as in `routed_mlp`. Every form gives y the same bits, and every form but "lean"
+                the gradients, too. The exception: if a recipe leaves fprop in high precision and quantizes wgrad, a
+                kernel computes y's activation in "keep_all" and XLA in other forms, and the last bit may differ
     mask        [...] bool, x's leading axes: False for tokens that are dropped, such as padding. They add no row to a
                 GEMM, may hold anything, and come back as zeros
     dtype       of the rows, wi, wo and the biases in the experts; the router sees x as it is. None: as they are
@@ -137,7 +137,7 @@ def body_of(
     weight_codes: WeightCodes,
     **others: Any,
 ) -> Block:
-    """A `kind` of block of `moe_mlp`'s static arguments; ValueError for those that do not fit."""
+    """A block of class `kind` with `moe_mlp`'s static arguments; ValueError for those that do not fit."""
     rule = {name: others.pop(name) for name in RULE}
     return kind(
         rule=checked_rule(arrays.router.shape[1], **rule),
@@ -194,8 +194,7 @@ def checked(
 
 
 def _with_choices(a: BlockArrays, rule: RouterRule) -> BlockArrays:
-    """`a` with choices that are given as int32; ValueError for them, and for what a router chooses by, unless they fit
-    the tokens and experts."""
+    """`a` with `replay` in int32; ValueError unless that and `choice_bias` fit the tokens and experts."""
     check_bias("choice_bias", a.choice_bias, a.router.shape[1])
     if a.replay is None:
         return a

@@ -85,9 +85,9 @@ class Body:
     def run(self, a: BlockArrays) -> Result:
         """The block on arrays of one device, all axes of `sharding` manual."""
         tokens, mask = a.x.reshape(-1, a.x.shape[-1]), None if a.mask is None else a.mask.reshape(-1)
-        wi, wo, bi, bo = a.wi, a.wo, a.bi, a.bo
         if mask is not None:
-            tokens = jnp.where(mask[:, None], tokens, 0)  # the router's gradient multiplies each token by its zero
+            # a masked token may hold NaN, which the router's gradient would multiply by 0
+            tokens = jnp.where(mask[:, None], tokens, 0)
         logits = router_logits(tokens, a.router)
         choices = choose(
             logits,
@@ -99,7 +99,27 @@ class Body:
             backend=self.backend,
         )
         if self.dtype is not None:
-            tokens, wi, wo = (one.astype(self.dtype) for one in (tokens, wi, wo))
+            tokens = tokens.astype(self.dtype)
+        experts = self._experts_in_dtype(a)
+        dropped = None
+        spread = () if self.sharding is None else self.sharding.names("ep")
+        if spread:
+            load = counts(choices.experts, logits.shape[1])
+            y, dropped, state = spread_mlp(tokens, choices, experts, spread, self.exchange)
+        else:
+            name, backend = self.checkpoint_name, self.backend
+            routing = arranged(choices.experts, choices.weights, logits.shape[1], name, backend)
+            y, state = experts.routed(tokens, routing)
+            load = routing.group_sizes
+        y = y.reshape(*a.x.shape[:-1], y.shape[-1])
+        inside = jnp.asarray(len(tokens)) if mask is None else jnp.sum(mask)
+        return Result(y, self._stats(load, jnp.sum(choices.shares, axis=0), inside, dropped), state)
+
+    def _experts_in_dtype(self, a: BlockArrays) -> LocalExperts:
+        """The experts of this device, with parameters in `dtype` if there is one."""
+        wi, wo, bi, bo = a.wi, a.wo, a.bi, a.bo
+        if self.dtype is not None:
+            wi, wo = (one.astype(self.dtype) for one in (wi, wo))
             bi, bo = (None if b is None else b.astype(self.dtype) for b in (bi, bo))
         options: dict[str, Any] = {
             "activation": self.activation,
@@ -116,27 +136,17 @@ class Body:
             "form": self.form,
             "weight_codes": self.weight_codes,
         }
-        experts = self.experts(wi, wo, options)
-        dropped = None
-        spread = () if self.sharding is None else self.sharding.names("ep")
-        if spread:
-            load = counts(choices.experts, logits.shape[1])
-            y, dropped, state = spread_mlp(tokens, choices, experts, spread, self.exchange)
-        else:
-            name, backend = self.checkpoint_name, self.backend
-            routing = arranged(choices.experts, choices.weights, logits.shape[1], name, backend)
-            y, state = experts.routed(tokens, routing)
-            load = routing.group_sizes
-        y = y.reshape(*a.x.shape[:-1], y.shape[-1])
-        inside = jnp.asarray(len(tokens)) if mask is None else jnp.sum(mask)
-        return Result(y, self._stats(load, jnp.sum(choices.shares, axis=0), inside, dropped), state)
+        return self.experts(wi, wo, options)
 
     def experts(self, wi: Array, wo: Array, options: dict[str, Any]) -> LocalExperts:
-        """Those of this device; `options`: keywords of `routed_mlp`."""
+        """The experts of this device. `options`: keywords of `routed_mlp`."""
         return LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
 
     def _stats(self, load: Array, shares: Array, inside: Array, dropped: Array | None) -> RouterStats:
-        """Of all tokens of the mesh; `inside`: how many the mask leaves in, whichever of their choices are nobody's."""
+        """The router's statistics over all tokens of the mesh.
+
+        inside   how many tokens the mask keeps, whether or not their choices go to an expert
+        """
         if self.token_axes:
             load, shares, inside = _summed((load, shares, inside), self.token_axes)
         stats = stats_of(load, shares, inside)

@@ -15,7 +15,7 @@ from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import element_type
-from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.backends import BackendNames

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_axes, varying_over
 from octavo_jax.quantizers.forward_mode import reverse_alone
 from octavo_jax.scaling.delayed_state import DelayedState, shared_state

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,64 +10,15 @@ from jax.typing import DTypeLike
 
 from octavo import QuantizerSpec
 from octavo.quantizer import Direction, Operand
-from octavo_jax.arrays.checks import check_arrays, check_spec
+from octavo_jax.arrays.checks import check_spec
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
+from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.quantizer import dequantizer_for, quantizer_for
+from octavo_jax.quantizers.arguments import quantizer_keywords, sizes_of
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.checkpoint_names import name_planes
-from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.conflicts import check_whole
-
-_MAX_GROUP = 1 << 32
-
-
-def check_group_offset(group_offset: int | Array, groups: int) -> int | Array:
-    """`group_offset`, which is part of a 32-bit counter word; ValueError for anything but one integer, and where a
-    host value does not fit."""
-    if isinstance(group_offset, jax.Array):
-        if group_offset.ndim == 0 and jnp.issubdtype(group_offset.dtype, jnp.integer):
-            return group_offset
-        description = f"an array of shape {list(group_offset.shape)} and dtype {group_offset.dtype}"
-        raise ValueError(f"group_offset is {description}; it is the number of the first group, one integer")
-    try:
-        number = operator.index(group_offset)
-    except TypeError:
-        raise ValueError(
-            f"group_offset is {group_offset!r}; it is the number of the first group, one integer"
-        ) from None
-    if not 0 <= number <= _MAX_GROUP - groups:
-        raise ValueError(f"group_offset is {number} with {groups} groups; group numbers are 0 to 2^32 - 1")
-    return number
-
-
-def check_operand(operand: object) -> None:
-    """ValueError for what is no operand and not None."""
-    if operand not in (None, "x", "w", "dy"):
-        raise ValueError(f"operand is {operand!r}; it is 'x', 'w', 'dy' or None for the spec's role")
-
-
-def check_scale(scale: Array | np.ndarray | None, spec: QuantizerSpec, groups: int) -> Array | None:
-    """Delayed scaling's encode scales as an array, None for other scalings; ValueError where they do not fit.
-
-    Values are checked where the host holds them.
-    """
-    if spec.scaling != "delayed":
-        if scale is not None:
-            raise ValueError(f"scale was given and scaling={spec.scaling!r} makes its own; leave it out")
-        return None
-    if scale is None:
-        raise ValueError("scale is None and scaling is 'delayed'; give the encode scales [G] of its state")
-    check_arrays(scale=scale)
-    if scale.shape != (groups,) or scale.dtype != np.float32:
-        raise ValueError(
-            f"scale has shape {list(scale.shape)} and dtype {scale.dtype}; give one float32 encode scale per group, "
-            f"[{groups}]"
-        )
-    if isinstance(scale, np.ndarray) and not bool(np.all(np.isfinite(scale) & (scale > 0))):
-        raise ValueError(f"scale holds {scale.min()} to {scale.max()}; encode scales are finite and more than 0")
-    return jnp.asarray(scale)
 
 
 def quantize(
@@ -100,30 +49,12 @@ def quantize(
     """
     check_spec(spec)
     x = jnp.asarray(x)
-    if x.ndim not in (2, 3):
-        raise ValueError(f"x has shape {list(x.shape)}; it is ragged rows [M, K] or stacked matrices [G, N, K]")
     check_whole("quantize", x=x)
-    stacked = x.ndim == 3
-    if stacked and group_sizes is not None:
-        raise ValueError(f"x has shape {list(x.shape)} and group_sizes was given; stacked matrices take none")
-    check_operand(operand)
-    if spec.stochastic and seed is None:
-        raise ValueError("seed is None and rounding is 'stochastic'; give an integer seed, another one each step")
-    sizes = None
-    if not stacked:
-        sizes = one_group(x.shape[0]) if group_sizes is None else as_group_sizes(group_sizes, x.shape[0])
+    sizes = sizes_of(x, group_sizes)
     groups = x.shape[0] if sizes is None else sizes.shape[0]
-    if groups == 0:
-        raise ValueError("there are 0 groups; give one or more")
-    plan = quantizer_for(spec, x, groups, stacked, backend)
-    q = plan.run(
-        undifferentiated(x),
-        sizes,
-        seed=seed_words(seed) if spec.stochastic and seed is not None else None,
-        operand=operand or spec.role,
-        group_offset=check_group_offset(group_offset, groups),
-        scale=check_scale(scale, spec, groups),
-    )
+    how = quantizer_keywords(spec, groups, seed, operand, group_offset, scale)
+    plan = quantizer_for(spec, x, groups, sizes is None, backend)
+    q = plan.run(undifferentiated(x), sizes, **how)
     return name_planes(q, spec.checkpoint_name)
 
 

@@ -7,8 +7,6 @@ they are what a custom_vjp is made of.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,19 +14,17 @@ from octavo import QuantizerSpec
 from octavo.quantizer import Operand
 from octavo_jax.arrays.checks import check_spec
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
+from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.fused import activation_run, gradient_run, norm_run
 from octavo_jax.dispatch.quantizer import quantizer_for
 from octavo_jax.functions.activations import check_activation, check_per_row, features
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import check_norm
+from octavo_jax.quantizers.arguments import quantizer_keywords, sizes_of
 from octavo_jax.quantizers.derivatives import undifferentiated
-from octavo_jax.quantizers.functional import check_group_offset, check_operand, check_scale
 from octavo_jax.remat.checkpoint_names import name_planes
-from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.conflicts import check_whole
-from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["Extras", "act_quantize", "dact_quantize", "norm_quantize"]
@@ -41,36 +37,10 @@ def _rows(x: Array) -> Array:
     return x
 
 
-def _sizes(group_sizes: GroupSizes | None, rows: int) -> Array:
-    sizes = one_group(rows) if group_sizes is None else as_group_sizes(group_sizes, rows)
-    if sizes.shape[0] == 0:
-        raise ValueError("there are 0 groups; give one or more")
+def _sizes(group_sizes: GroupSizes | None, x: Array) -> Array:
+    sizes = sizes_of(x, group_sizes)
+    assert sizes is not None  # x is rows
     return sizes
-
-
-def _how(
-    spec: QuantizerSpec,
-    groups: int,
-    seed: int | Array | None,
-    operand: Operand | None,
-    group_offset: int | Array,
-    scale: Array | None,
-) -> dict[str, Any]:
-    check_operand(operand)
-    if spec.stochastic and seed is None:
-        raise ValueError("seed is None and rounding is 'stochastic'; give an integer seed, another one each step")
-    return {
-        "seed": seed_words(seed) if spec.stochastic and seed is not None else None,
-        "operand": operand or spec.role,
-        "group_offset": check_group_offset(group_offset, groups),
-        "scale": check_scale(scale, spec, groups),
-    }
-
-
-def _plan(spec: QuantizerSpec, x: Array, columns: int, groups: int, backend: BackendNames) -> QuantizePlan:
-    """The plan of `spec`'s quantizer of [M, columns] in x's dtype, on x's device; ValueError for what is no spec."""
-    check_spec(spec)
-    return quantizer_for(spec, x, groups, False, backend, columns=columns)
 
 
 def act_quantize(
@@ -94,12 +64,14 @@ def act_quantize(
     The other arguments are `octavo_jax.quantize`'s, and so are errors and names. Returns the tensor of [M, F], and
     extras: `activated`, what was quantized, and delayed scaling's `amax`. Under jit, unread extras are not computed.
     """
+    check_spec(spec)
     x, name = _rows(x), check_activation(activation)
     check_whole("act_quantize", x=x)
     check_per_row("probs", probs, x.shape[:1])
-    sizes = _sizes(group_sizes, x.shape[0])
-    plan = _plan(spec, x, features(x.shape[1], name, f"x {list(x.shape)}"), sizes.shape[0], backend)
-    how = _how(spec, sizes.shape[0], seed, operand, group_offset, scale)
+    sizes = _sizes(group_sizes, x)
+    how = quantizer_keywords(spec, sizes.shape[0], seed, operand, group_offset, scale)
+    columns = features(x.shape[1], name, f"x {list(x.shape)}")
+    plan = quantizer_for(spec, x, sizes.shape[0], False, backend, columns=columns)
     x, probs = undifferentiated((x, probs))
     q, extras = activation_run(plan, name, backend)(x, sizes, probs=probs, **how)
     return name_planes(q, spec.checkpoint_name), extras
@@ -126,6 +98,7 @@ def dact_quantize(
 
     The other arguments are those of `act_quantize`. The extras hold `dbias`, fp32 [G, C], too.
     """
+    check_spec(spec)
     x, dy, name = _rows(x), jnp.asarray(dy), check_activation(activation)
     check_whole("dact_quantize", dy=dy, x=x)
     needed = (x.shape[0], features(x.shape[1], name, f"x {list(x.shape)}"))
@@ -135,9 +108,9 @@ def dact_quantize(
             f"in x's dtype, {x.dtype}"
         )
     check_per_row("probs", probs, x.shape[:1])
-    sizes = _sizes(group_sizes, x.shape[0])
-    plan = _plan(spec, x, x.shape[1], sizes.shape[0], backend)
-    how = _how(spec, sizes.shape[0], seed, operand, group_offset, scale)
+    sizes = _sizes(group_sizes, x)
+    how = quantizer_keywords(spec, sizes.shape[0], seed, operand, group_offset, scale)
+    plan = quantizer_for(spec, x, sizes.shape[0], False, backend)
     dy, x, probs = undifferentiated((dy, x, probs))
     q, extras = gradient_run(plan, name, backend)(dy, x, sizes, probs=probs, **how)
     return name_planes(q, spec.checkpoint_name), extras
@@ -166,11 +139,12 @@ def norm_quantize(
 
     The other arguments are those of `act_quantize`. The extras hold `rstd`, fp32 [M], and `mean` for "layer".
     """
+    check_spec(spec)
     x = _rows(x)
     check_whole("norm_quantize", x=x, gamma=gamma, beta=beta)
     normalization = check_norm(norm, epsilon, x, gamma, beta)
-    sizes = _sizes(group_sizes, x.shape[0])
-    plan = _plan(spec, x, x.shape[1], sizes.shape[0], backend)
-    how = _how(spec, sizes.shape[0], seed, operand, group_offset, scale)
+    sizes = _sizes(group_sizes, x)
+    how = quantizer_keywords(spec, sizes.shape[0], seed, operand, group_offset, scale)
+    plan = quantizer_for(spec, x, sizes.shape[0], False, backend)
     q, extras = norm_run(plan, normalization, backend)(*undifferentiated((x, gamma, beta)), sizes, **how)
     return name_planes(q, spec.checkpoint_name), extras

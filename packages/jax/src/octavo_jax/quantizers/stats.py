@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,13 @@ import numpy as np
 from jax import Array, lax
 
 from octavo import QuantizerSpec
+from octavo.errors import one_of
 from octavo.health import FIELDS, WINDOW
 from octavo.quantizer import Direction
 from octavo_jax.arithmetic.stats import operand_stats
 from octavo_jax.arrays.checks import check_spec
-from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
-from octavo_jax.quantizers.functional import check_scale
-from octavo_jax.scaling.seeds import seed_words
+from octavo_jax.arrays.sizes import GroupSizes
+from octavo_jax.quantizers.arguments import check_scale, drawn_seed, sizes_of
 from octavo_jax.sharding.conflicts import check_whole
 
 
@@ -89,19 +90,11 @@ def tensor_stats(
     """
     check_spec(spec)
     x = jnp.asarray(x)
-    if x.ndim not in (2, 3):
-        raise ValueError(f"x has shape {list(x.shape)}; it is ragged rows [M, K] or stacked matrices [G, N, K]")
     check_whole("tensor_stats", x=x)
-    if x.ndim == 3 and group_sizes is not None:
-        raise ValueError(f"x has shape {list(x.shape)} and group_sizes was given; stacked matrices take none")
-    if direction not in (None, "rowwise", "columnwise"):
-        raise ValueError(f"direction is {direction!r}; it is 'rowwise', 'columnwise' or None")
-    if spec.stochastic and seed is None:
-        raise ValueError("seed is None and rounding is 'stochastic'; give an integer seed, another one each step")
-    sizes = None
-    if x.ndim == 2:
-        sizes = one_group(x.shape[0]) if group_sizes is None else as_group_sizes(group_sizes, x.shape[0])
-    words = seed_words(seed) if spec.stochastic and seed is not None else None
+    sizes = sizes_of(x, group_sizes)
+    if direction is not None:
+        one_of("direction", direction, get_args(Direction))
+    words = drawn_seed(spec, seed)
     scale = check_scale(scale, spec, x.shape[0] if sizes is None else sizes.shape[0])
     way: Direction = "rowwise" if spec.shares_codes else direction or spec.directions[0]
     return TensorStats(*counted(x, sizes, words, scale, spec=spec, direction=way, rows=check_rows(rows)))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 
+from octavo.errors import one_of
 from octavo_jax.layouts.moves import POLICIES, Called, Policy
 
 Axes = str | tuple[str, ...] | None
@@ -41,14 +42,10 @@ class MeshAxes:
     moves: Policy = "warn"
 
     def __post_init__(self) -> None:
-        if self.tp_dim not in ("N", "K"):
-            raise ValueError(f"tp_dim is {self.tp_dim!r}; tensor parallelism shards the kernel's 'N' or 'K'")
+        one_of("tp_dim", self.tp_dim, ("N", "K"))
         if self.fsdp_dim not in (None, "G", "K", "N"):
             raise ValueError(f"fsdp_dim is {self.fsdp_dim!r}; it is 'K', 'N', 'G' or None")
-        if self.moves not in POLICIES:
-            raise ValueError(
-                f"moves is {self.moves!r}; it is {', '.join(map(repr, POLICIES[:-1]))} or {POLICIES[-1]!r}"
-            )
+        one_of("moves", self.moves, POLICIES)
         taken: dict[str, Role] = {}
         for role in ROLES:
             for name in self.names(role):

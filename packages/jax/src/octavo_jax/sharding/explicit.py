@@ -58,9 +58,11 @@ def placed(mesh: _Mesh | None, name: str, array: jax.Array, spec: PartitionSpec,
 
 
 def placed_as(given: Arrays, made: Arrays) -> Arrays:
-    """`made`, a tree like `given`, in its places on Explicit axes: a state that a layer returns lies where the one that
-    it took does, as a module that keeps it and a scan that carries it need it. One call made all of its arrays, so the
-    first tells whether there are such axes."""
+    """`made`, a tree like `given`, with each array placed on Explicit axes as that of `given` is.
+
+    So a state that a layer returns lies where the one that it took does, which a module that keeps it and a scan that
+    carries it rely on. One call made all of its arrays, so the first tells whether there are such axes.
+    """
     first = next(iter(jax.tree.leaves(made)), None)
     if first is None or not explicit_axes(jax.typeof(first).sharding.mesh):
         return made

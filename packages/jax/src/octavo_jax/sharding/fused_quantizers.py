@@ -6,18 +6,19 @@ Columns are whole on every shard here: a scale, a gate's partner and a row's sta
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
+from octavo.quantizer import Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.composed import Extras
 from octavo_jax.scaling.delayed_state import amax_of
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
-from octavo_jax.sharding.blocks import Block, Blocks
+from octavo_jax.sharding.blocks import Blocks
 from octavo_jax.sharding.manual import summed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.quantizers import recorded
@@ -39,6 +40,56 @@ class FusedInputs(NamedTuple):
     probs: Array | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _OfShard:
+    """Runs `function` on each block of one shard, and joins what it returns."""
+
+    placement: Placement
+    function: Callable[..., tuple[GroupedTensor, Extras]]
+    stochastic: bool
+    operand: Operand
+    extra_names: tuple[str, ...]
+
+    def __call__(
+        self,
+        tokens: tuple[Array, ...],
+        whole: tuple[Array | None, ...],
+        sizes: Array,
+        probs: Array | None,
+        seed: Array | None,
+        offset: Any,
+        scale: Array | None,
+    ) -> tuple[GroupedTensor, dict[str, Array]]:
+        placement, groups, blocks = self.placement, sizes.shape[-1], Blocks.of(self.placement, sizes)
+        parts: list[GroupedTensor] = []
+        by_name: dict[str, list[Array]] = {name: [] for name in self.extra_names}
+        amaxes: list[list[Array]] = [[] for _ in range(blocks.experts)]
+        for block in blocks:
+            of_block, more = blocks.take(sizes, block), {} if probs is None else {"probs": blocks.take(probs, block)}
+            q, extras = self.function(
+                *(blocks.take(one, block) for one in tokens),
+                *whole,
+                of_block,
+                seed=seed,
+                operand=self.operand,
+                group_offset=blocks.first_group(offset, block, groups) if self.stochastic else offset,
+                scale=None if scale is None else scale.reshape(blocks.experts, groups)[block.e],
+                **more,
+            )
+            parts.append(replace(q, group_sizes=None))
+            for name, values in by_name.items():
+                values.append(getattr(extras, name))
+            if scale is not None:
+                assert extras.activated is not None
+                amaxes[block.e].append(amax_of(extras.activated, of_block) if extras.amax is None else extras.amax)
+        joined = {name: blocks.join(by_name[name]) for name in self.extra_names if name in _ROWS}
+        if "dbias" in by_name:
+            joined["dbias"] = summed(placement, blocks.added(by_name["dbias"]), placement.data)
+        if scale is not None:
+            joined["amax"] = jnp.concatenate([recorded(each, placement.data) for each in amaxes])
+        return blocks.join(parts), joined
+
+
 def fused_rows(
     placement: Placement,
     function: Callable[..., tuple[GroupedTensor, Extras]],
@@ -58,53 +109,9 @@ def fused_rows(
     arguments    `scale` is [E * G]; where there is one, the Extras hold the amax [E * G], too
     """
     (tokens, whole, probs), (seed, operand, group_offset, scale) = inputs, arguments
-    spec, columns, groups = plan.request.quantizer, plan.request.k, group_sizes.shape[-1]
-    assert spec is not None
+    columns, groups = plan.request.k, group_sizes.shape[-1]
     assert columns is not None
-
-    def local(
-        tokens: tuple[Array, ...],
-        whole: tuple[Array | None, ...],
-        sizes: Array,
-        probs: Array | None,
-        seed: Array | None,
-        offset: Any,
-        scale: Array | None,
-    ) -> tuple[GroupedTensor, dict[str, Array]]:
-        blocks = Blocks.of(placement, sizes)
-        parts: list[GroupedTensor] = []
-        by_name: dict[str, list[Array]] = {name: [] for name in extra_names}
-        amaxes: list[list[Array]] = [[] for _ in range(blocks.experts)]
-
-        def call(block: Block) -> tuple[GroupedTensor, Extras]:
-            more = {} if probs is None else {"probs": blocks.take(probs, block)}
-            return function(
-                *(blocks.take(one, block) for one in tokens),
-                *whole,
-                blocks.take(sizes, block),
-                seed=seed,
-                operand=operand,
-                group_offset=blocks.first_group(offset, block, groups) if spec.stochastic else offset,
-                scale=None if scale is None else scale.reshape(blocks.experts, groups)[block.e],
-                **more,
-            )
-
-        for block in blocks:
-            q, extras = call(block)
-            parts.append(replace(q, group_sizes=None))
-            for name, values in by_name.items():
-                values.append(getattr(extras, name))
-            if scale is not None:
-                assert extras.activated is not None
-                amax = amax_of(extras.activated, blocks.take(sizes, block)) if extras.amax is None else extras.amax
-                amaxes[block.e].append(amax)
-        joined = {name: blocks.join(by_name[name]) for name in extra_names if name in _ROWS}
-        if "dbias" in by_name:
-            joined["dbias"] = summed(placement, blocks.added(by_name["dbias"]), placement.data)
-        if scale is not None:
-            joined["amax"] = jnp.concatenate([recorded(each, placement.data) for each in amaxes])
-        return blocks.join(parts), joined
-
+    local = _OfShard(placement, function, plan.request.quantizer.stochastic, operand, extra_names)
     column: Letter = "o" if operand == "dy" else "i"
     form = planes.form_of(planes.spec_of_plan(plan, (tokens[0].shape[-2], columns), groups))
     rows, per_row = specs.rows(placement, column), specs.per_row(placement)

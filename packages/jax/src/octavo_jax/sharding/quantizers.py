@@ -60,7 +60,7 @@ def _amaxes(amax: Array, span: Span) -> Array:
 
 
 def recorded(amaxes: list[Array], axes: tuple[str, ...]) -> Array:
-    """What a step records of several tensors with these amaxes, over the mesh, too; NaN counts as not recorded."""
+    """The amaxes that a step records of several tensors: the largest, over `axes` of the mesh, too; NaN is ignored."""
     bits = [fp32.as_bits(amax) & fp32.MAGNITUDE for amax in amaxes]
     largest = jnp.max(jnp.stack([jnp.where(one > fp32.INFINITY, np.uint32(0), one) for one in bits]), axis=0)
     return fp32.as_float(lax.pmax(largest, axes) if axes else largest)  # type: ignore[no-untyped-call]
@@ -116,7 +116,7 @@ def quantize_rows(
 
 
 def owns_rows(placement: Placement, column: Letter) -> bool:
-    """Whether each device has whole rows of its own, in no blocks, where it makes them itself."""
+    """Whether each device makes rows of its own, which are whole and not in blocks."""
     return placement.route == "manual" and not (placement.free or placement.blocks or placement.cuts(column))
 
 

@@ -32,12 +32,12 @@ from octavo_jax.sharding.placement import Letter, Placement
 from octavo_registry import Weight
 
 Letters = tuple[Letter | None, ...]
-"""Of an array's dimensions, the outermost first; None is never sharded."""
+"""The letters of an array's dimensions, the outermost first; None for one that is never sharded."""
 
 _partition_spec: Any = PartitionSpec  # whose constructor has no types in JAX
 
 WHOLE: PartitionSpec = _partition_spec()
-"""Of what is the same everywhere: seeds, group offsets."""
+"""The PartitionSpec of what is the same everywhere: seeds, group offsets."""
 
 
 def spec_of(placement: Placement, letters: Letters) -> PartitionSpec:
@@ -58,22 +58,26 @@ def _entry(names: tuple[str, ...]) -> Any:
 
 
 def rows(placement: Placement, column: Letter) -> PartitionSpec:
-    """Of tokens with features `column`: "i" of x, "o" of y."""
+    """The PartitionSpec of tokens with features `column`: "i" for x, "o" for y."""
     return spec_of(placement, (*placement.block_letters, "m", column))
 
 
 def per_row(placement: Placement) -> PartitionSpec:
-    """Of what each row has one of, [*B, M]."""
+    """The PartitionSpec of an array with one value per row, [*B, M]."""
     return spec_of(placement, (*placement.block_letters, "m"))
 
 
 def sizes(placement: Placement) -> PartitionSpec:
-    """Of group sizes [*B, G]."""
+    """The PartitionSpec of group sizes [*B, G]."""
     return spec_of(placement, (*placement.block_letters, "h"))
 
 
 def groups(placement: Placement, *, of_kernel: bool = False, columns: Letter | None = None) -> PartitionSpec:
-    """Of what has an entry per group, [E * G] or [E * G, N]: biases, states; the kernel's own follow its groups."""
+    """The PartitionSpec of arrays with one entry per group, [E * G] or [E * G, N], such as biases and states.
+
+    of_kernel   whether they are the kernel's own, which are cut as its groups are
+    columns     the letter of N; None without that axis
+    """
     return _with_first(placement, of_kernel, () if columns is None else (columns,))
 
 

@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.errors import one_of
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu", "geglu", "geglu_tanh", "clamped_swiglu"]
 F64 = NDArray[np.float64]
 
@@ -95,8 +97,7 @@ def activation_parts(x: NDArray[Any], activation: Activation) -> ActivationParts
 
     ValueError for an unknown name, or an odd number of columns of a gated one.
     """
-    if activation not in get_args(Activation):
-        raise ValueError(f"activation is {activation!r}; give one of {', '.join(get_args(Activation))}")
+    one_of("activation", activation, get_args(Activation))
     wide = x.astype(np.float64)
     if activation not in _GATED:
         value, slope = _FUNCTIONS[activation](wide)

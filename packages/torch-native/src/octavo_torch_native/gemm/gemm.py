@@ -212,7 +212,7 @@ class Dgrad(GroupedGemm):
 class Wgrad(GroupedGemm):
     """dw [G, N, K] = dy_g^T x_g over the rows of each group.
 
-    With `interleave`, of quantized operands: dy's columns are two halves, and dw's rows take turns in such blocks.
+    With `interleave`, for quantized operands: dy's columns are two halves, and dw's rows alternate in such blocks.
     """
 
     gemm = "wgrad"

@@ -204,8 +204,8 @@ class QuantizeLaunch:
     def run(self, shapes: QuantizeShapes, outputs: list[Tensor], inputs: QuantizeInputs) -> None:
         """Write `outputs`, which have these shapes."""
         x, plan, seed, group_offset, scale, dy, probs, gamma, beta, unchanged, order, each, mxfp4, only = inputs
-        # unaligned rows would need a workspace for a prologue's result, which none has; and kernels for halves that
-        # take turns read whole pieces alone
+        # unaligned rows would need a workspace for a prologue's result, and there is none; kernels for interleaved
+        # halves read aligned rows alone
         as_read = as_rows if self.spec.prologue == "none" and not self._is_interleaved else aligned_rows
         rows, stride = as_read(x)
         addresses = list(map(address, outputs))

@@ -108,7 +108,7 @@ _ARRAYS = tuple(field.name for field in fields(GroupedTensor) if field.name != "
 
 
 def first_of_same(tensor: GroupedTensor) -> dict[str, str]:
-    """Of each plane that is there, the name of the first one that is the same tensor."""
+    """For each plane that is there, the name of the first plane that is the same tensor."""
     first: dict[int, str] = {}
     there = [name for name in PLANES if getattr(tensor, name) is not None]
     return {name: first.setdefault(id(getattr(tensor, name)), name) for name in there}
@@ -130,9 +130,9 @@ def on_device(tensor: GroupedTensor, device: torch.device, *, copy: bool = False
 
 
 def check_planes(name: str, tensor: GroupedTensor) -> None:
-    """ValueError where a plain plane has not the shape that the spec says; other layouts are known to backends alone.
+    """ValueError if a plain plane has another shape than the spec says; only backends know those of other layouts.
 
-    Of tensors that a caller has put together, or that a file held: kernels are given addresses.
+    For tensors that a caller has put together, or that come from a file, because kernels get bare addresses.
     """
     for direction in tensor.spec.quantizer.directions:
         codes, scale = getattr(tensor, direction), getattr(tensor, f"{direction}_scale")

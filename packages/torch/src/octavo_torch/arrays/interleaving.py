@@ -47,22 +47,25 @@ def check_stored_interleave(interleave: object, weight: Tensor) -> int:
 
 
 def without_whole_halves(interleave: int, weight: Tensor) -> int:
-    """The rows of a block that fits; 0 where it is a half of the weight [G, 2 F, K], so that nothing takes turns."""
+    """The rows of a block that fits; 0 if it is half of the weight [G, 2 F, K], in which nothing alternates then."""
     return 0 if 2 * interleave == weight.shape[-2] else interleave
 
 
 def to_halves(value: Tensor, block: int, run: Interleave | None = None) -> Tensor:
     """`value` [G, 2 F, ...], interleaved in blocks, as a new tensor with the gate half first.
 
-    It lies in memory as `value` does: as [G, K, 2 F] where that is a view of such matrices, which nothing transposes.
-    `run` is the backend's, where it has one: the bits are the same, and torch's strided copies take longer.
+    It lies in memory as `value` does: as [G, K, 2 F] if that is a view of such matrices.
+
+    run   the backend's function, if it has one: it gives the same bits in less time than torch's strided copies
     """
     return _exchanged(value, block, False, run, None)
 
 
 def from_halves(value: Tensor, block: int, run: Interleave | None = None, out: Tensor | None = None) -> Tensor:
-    """`value` [G, 2 F, ...], the gate half first, interleaved in blocks: in `out`, or as a new tensor that lies in
-    memory likewise."""
+    """`value` [G, 2 F, ...], which has the gate half first, interleaved in blocks: in `out`, or as a new tensor.
+
+    A new tensor lies in memory as `value` does.
+    """
     made = _exchanged(value, block, True, run, out)
     return made if out is None else out
 

@@ -17,7 +17,7 @@ def has_other_rank(x: object) -> TypeGuard[Tensor]:
 
 
 class LeadingAxes:
-    """The leading axes of an x [..., K], which a call on its rows [M, K] does without and its result has again."""
+    """The leading axes of an x [..., K]: flattened to rows [M, K] for a call, and restored in its result."""
 
     def __init__(self, x: Tensor) -> None:
         check_not_nested("x", x)

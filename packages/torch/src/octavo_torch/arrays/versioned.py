@@ -15,9 +15,11 @@ _OUTDATED = -1
 
 
 class Versioned(ABC):
-    """`version` is `version_of` the tensors at that time; None where that knows none, and where a compiled graph, which
-    knows no versions, has made the codes. Copies and pickles, whose tensors count changes anew, are outdated where the
-    original was."""
+    """`version` is what `version_of` the tensors was when the codes were made.
+
+    It is None if torch counts no versions of the tensors, and if a compiled graph has made the codes. The tensors of
+    copies and pickles count changes anew, so these are outdated if the original was.
+    """
 
     version: int | None
 
@@ -28,7 +30,7 @@ class Versioned(ABC):
 
     @property
     def outdated(self) -> bool:
-        """Whether they have changed in place since; never where that cannot be known."""
+        """Whether the tensors have changed in place since; False if that cannot be known."""
         if self.version is None or not is_plain(leaves_of(self.made_of)[0]):
             return False
         return version_of(self.made_of) != self.version

@@ -1,1 +1,1 @@
-"""What the autograd functions of layers, MLPs and MoE layers share: saved operands, and gradients of their inputs."""
+"""What the autograd functions of layers, MLPs and MoE layers share: saved operands, gradients of inputs, transforms."""

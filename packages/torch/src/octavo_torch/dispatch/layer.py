@@ -34,7 +34,7 @@ from octavo_torch.dispatch.layer_functions import (
     WgradFunction,
 )
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
-from octavo_torch.dispatch.quantizer_plans import computed_layouts, of_planes, quantizer_of_tokens
+from octavo_torch.dispatch.quantizer_plans import computed_layouts, of_planes
 from octavo_torch.dispatch.rounded import is_composed, plan_layer
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -222,22 +222,8 @@ class Layer:
         """`w` as its codes have it: with the gate half first, where gate and up rows are interleaved."""
         return self._functions.halves(w)
 
-    def takes_tokens(self, operand: Operand) -> bool:
-        """Whether the operand's codes are made of tokens where these stand, with no rows of them."""
-        plan = self.quantizers.get(operand)
-        return plan is not None and plan.bound.of_tokens is not None
-
-    def gathers(self, operand: Operand, *gemms: Gemm) -> bool:
-        """Whether these GEMMs read this operand from the tokens themselves; True for GEMMs that are not needed."""
-        needed = self._needed
-        return all(gemm not in needed or self.plan.reads_tokens(gemm, operand) for gemm in gemms)
-
-    def gathers_codes(self, operand: Operand, gemm: Gemm) -> bool:
-        """Whether this layer runs the GEMM, and it reads this operand from the codes of the tokens."""
-        return gemm in self._needed and self.plan.reads_codes_of_tokens(gemm, operand)
-
     @property
-    def _needed(self) -> dict[Gemm, GemmPlan]:
+    def needed(self) -> dict[Gemm, GemmPlan]:
         """The GEMMs that this layer runs."""
         gemms: dict[Gemm, GemmPlan | None] = {
             "fprop": self.plan.fprop,
@@ -246,14 +232,10 @@ class Layer:
         }
         return {gemm: plan for gemm, plan in gemms.items() if plan is not None}
 
-    def quantizer_of_tokens(self, operand: Operand) -> QuantizePlan:
-        """The quantizer of tokens whose codes are gathered, as one matrix."""
-        return quantizer_of_tokens(self.quantizers[operand], self.backend)
-
     def _whole(self) -> WholeLayer[Tensor, DelayedScales[Tensor]] | None:
         if self.w_order == "kn":
             return None  # they take contiguous weights [G, N, K]
-        fprop, needed = self.plan.fprop, self._needed
+        fprop, needed = self.plan.fprop, self.needed
         quantizers = self.quantizers.values()
         if {plan.backend for plan in (*needed.values(), *quantizers)} != {fprop.backend}:
             return None

@@ -27,7 +27,7 @@ Matrix = Tensor | GroupedTensor
 """An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
 
 Rows = Matrix | TokenRows[Tensor]
-"""A ragged operand of a GEMM, which may be rows of tokens where `Layer.gathers` says so."""
+"""A ragged operand of a GEMM, which may be rows of tokens where `octavo_torch.moe.tokens.gathers` says so."""
 
 FpropFunction = Fprop[Tensor, Rows]
 DgradFunction = Dgrad[Tensor, Rows]

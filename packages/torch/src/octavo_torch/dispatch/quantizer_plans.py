@@ -22,8 +22,8 @@ def of_planes(plan: QuantizePlan | None, row: bool, column: bool, backend: Backe
     return _oriented(plan.request, orientation, backend)
 
 
-def quantizer_of_tokens(plan: QuantizePlan, backend: BackendNames) -> QuantizePlan:
-    """The quantizer of the tokens whose rows `plan` quantizes, as one matrix: along rows, in the plain layout."""
+def of_one_matrix(plan: QuantizePlan, backend: BackendNames) -> QuantizePlan:
+    """The quantizer of tokens as one matrix, rowwise and in the plain layout, in place of `plan`'s of their rows."""
     return _oriented(replace(plan.request, layouts=(PLAIN, PLAIN), stacked=True), "rowwise", backend)
 
 

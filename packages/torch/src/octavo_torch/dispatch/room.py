@@ -23,9 +23,9 @@ class Room:
     w2      of an MLP and of a MoE layer, where w2 is quantized in the call: fc1's product leaves so many to w2's
             quantizer, which runs beside it on a stream of its own. None: after it, on the caller's stream
 
-    On a CPU there are no multiprocessors to leave. Codes of w2 that are given, adapters, an observer that counts, and
-    torch.compile have nothing, or no way, to quantize w2 beside the product: it is done in turn. Where a backend cannot
-    leave multiprocessors the call raises OctavoError.
+    On a CPU there are no multiprocessors to leave. `w2` changes nothing if w2 is quantized already; and with adapters,
+    an observer that counts, or torch.compile, w2 is quantized on the caller's stream. If a backend cannot leave
+    multiprocessors, the call raises OctavoError.
     """
 
     gemms: int = 0
@@ -42,7 +42,7 @@ pytree.register_constant(Room)
 
 
 def check_room(room: object, of_mlp: bool = True) -> None:
-    """ValueError for what is no Room, and for one that speaks of a w2 where there is none."""
+    """ValueError unless `room` is None or a Room, and for Room(w2=...) in a call that has no w2."""
     if room is None:
         return
     if not isinstance(room, Room):

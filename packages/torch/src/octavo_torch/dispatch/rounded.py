@@ -24,7 +24,10 @@ Bound = BoundQuantize[Tensor, GroupedTensor]
 
 
 def rounding_first(bound: Bound, spec: QuantizerSpec) -> Bound:
-    """`bound`, a quantizer by `spec.held_by` of bf16, as one by `spec`: see octavo_registry.contract.frameworks."""
+    """A quantizer by `spec`, which rounds to MXFP4 and gives the values in bf16 to `bound`, one by `spec.held_by`.
+
+    See octavo_registry.contract.frameworks.
+    """
     first = _RoundingFirst(bound, spec)
     return BoundQuantize(
         first,
@@ -38,7 +41,7 @@ def rounding_first(bound: Bound, spec: QuantizerSpec) -> Bound:
 
 
 def is_composed(bound: Bound) -> bool:
-    """Whether `bound` rounds by this package's operations; else its own kernels do, where its quantizer says so."""
+    """Whether `bound` is from `rounding_first`; otherwise its own kernels round, if its quantizer says so."""
     return isinstance(bound.run, _RoundingFirst)
 
 

@@ -23,7 +23,7 @@ _OF_SCALES = ("forward_format", "gradient_format", "history", "algorithm", "marg
 
 
 def check_call(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, bias_scales: Tensor | None) -> None:
-    """The options and the bias fit x, the weight and the recipe."""
+    """ValueError unless the options and the bias fit x, the weight and the recipe."""
     layer = call.layer
     groups, rows = layer.groups, x.shape[0]
     width = int(layer.weight_shape[1])
@@ -64,7 +64,7 @@ def check_adaptable(x: object, options: Options, adapters: object) -> None:
 
 
 def check_state(recipe: Recipe, state: object, like: Tensor, groups: int | None = None) -> None:
-    """`state` is there where the recipe needs one, and fits it."""
+    """ValueError unless `state` is what the recipe needs: one that fits it, or None."""
     check_recipe(recipe)
     if not recipe.stateful:
         if state is not None:
@@ -87,7 +87,7 @@ def check_state(recipe: Recipe, state: object, like: Tensor, groups: int | None 
 
 
 def _check_same_scales(recipe: Recipe, own: Recipe) -> None:
-    """The state's recipe makes the scales that the call's recipe quantizes with; other fields may differ."""
+    """ValueError unless both recipes make the same scales; the fields that do not matter for these may differ."""
     for field in _OF_SCALES:
         ours, theirs = getattr(own, field), getattr(recipe, field, None)
         if ours != theirs:
@@ -98,7 +98,7 @@ def _check_same_scales(recipe: Recipe, own: Recipe) -> None:
 
 
 def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> None:
-    """A high-precision tensor of just this shape on x's device."""
+    """ValueError unless `value` is a high-precision tensor of this shape on x's device."""
     if isinstance(value, Tensor):
         check_layout(name, value)
     if not isinstance(value, Tensor) or tuple(value.shape) != shape:
@@ -113,9 +113,10 @@ def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> N
 def check_buffer(
     name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, read: Mapping[str, Tensor | None]
 ) -> None:
-    """A plain tensor that the call may write: of this shape and dtype, in any strides, without overlap.
+    """ValueError unless the call may write `value`: a plain tensor of this shape and dtype, in any strides without
+    overlap, on x's device, that shares no memory with what the call reads.
 
-    read   what the call reads, by name, x first: on whose device the buffer is, and none of which shares its memory
+    read   what the call reads, by name, x first
     """
     x = next(iter(read.values()))
     assert x is not None  # every call reads an x
@@ -140,7 +141,7 @@ def check_buffer(
 
 
 def check_grouped_mm(a: Tensor, b: Tensor, offs: object, out_dtype: object) -> None:
-    """a [M, K], b [G, K, N], cumulative ends as torch's grouped_mm takes them, a high-precision result dtype."""
+    """ValueError unless these are a [M, K], b [G, K, N], ends [G] as torch's grouped_mm takes them, and a dtype."""
     check_tensor("a", a, "[M, K]")
     check_tensor("b", b, "[G, K, N]")
     if a.shape[1] != b.shape[1]:

@@ -70,7 +70,7 @@ def run_forward(
     Returns y [M, N], and then x and w as the backward saves them: quantized if a GEMM reads codes.
 
     If the call has codes of x, the values of x are read only by a high-precision fprop. TokenRows are for a layer that
-    `gathers` them, and are returned as they are.
+    gathers them (octavo_torch.moe.tokens), and are returned as they are.
     """
     rows, matrices = read_operands(call, seed, x, w)
     return product(call, call.layer.fprop, (x, w), (rows, matrices), bias, bias_scales), rows, matrices

@@ -52,7 +52,7 @@ _layers: Layers = Layers()
 """The layers that functional calls have resolved; a module keeps its own."""
 
 _FIRST = 0
-"""group_offset's default, an object that CPython has once; any other one is checked."""
+"""The default of group_offset. CPython has one object for it; any other offset is checked."""
 
 
 def apply(

@@ -42,6 +42,7 @@ class History(NamedTuple):
 
 
 def history_of(state: DelayedState | None, record: bool) -> History | None:
+    """A History for a call that has a state; else None."""
     return None if state is None else History(state, record)
 
 

@@ -37,9 +37,9 @@ def grouped_linear_quantized(
     scale       fp32 [G], of delayed scaling
     rest        grouped_linear's other arguments, `recipe` among them
 
-    Plain layouts, of rows [M, N] whatever leading axes x has. y has one rounding to its dtype before; stochastic
-    rounding takes seed XOR 2^63. Not differentiable: for training give y to `quantize_input`. Raises as
-    `grouped_linear` and `quantize` do.
+    The result has rows [M, N], whatever leading axes x has, in plain layouts. y is rounded to its dtype before it is
+    quantized; stochastic rounding takes seed XOR 2^63. Not differentiable: for training, give y to `quantize_input`.
+    Raises as `grouped_linear` and `quantize` do.
     """
     check_spec("quantizer", quantizer)
     y = grouped_linear(x, weight, group_sizes, **rest)

@@ -61,7 +61,7 @@ class QuantizedWeight(Versioned):
             raise ValueError("weight has changed in place since quantize_weight; quantize it again")
 
     def check_values(self, name: str, dtype: torch.dtype) -> None:
-        """ValueError where the codes of the weight of that name are of values in another dtype than the call reads."""
+        """ValueError if the codes are of values in another dtype than the call reads. `name`: the weight's."""
         if self.codes is None or self.values_dtype in (None, dtype):
             return
         own = leaves_of(self.weight)[0].dtype

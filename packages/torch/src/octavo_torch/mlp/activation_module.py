@@ -12,13 +12,13 @@ from octavo_registry.contract.cards import Activation as Name
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.operands import check_tensor
+from octavo_torch.autograd.transformed import transformed
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import check_no_graph, check_no_tangent
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import Subject, transforms_active
 from octavo_torch.functions import activations
 from octavo_torch.functions.activations import check_activation, features
-from octavo_torch.linear import contexts
 from octavo_torch.linear.arguments import check_like
 
 _ACTIVATE = Subject("activate", "rows may have any leading axes: give all of them in one call")
@@ -50,7 +50,7 @@ class _Activate(torch.autograd.Function):
 @one_call
 def _activated(x: Tensor, name: str, probs: Tensor | None = None) -> Tensor:
     if transforms_active():
-        return contexts.transformed(_activated, {"x": x, "name": name, "probs": probs}, _ACTIVATE)
+        return transformed(_activated, {"x": x, "name": name, "probs": probs}, _ACTIVATE)
     if forward_ad._current_level >= 0:
         check_no_tangent(x, probs, name="activate")
     y: Tensor = _Activate.apply(x, name, probs)  # type: ignore[no-untyped-call]

@@ -4,9 +4,8 @@ Forward:   x quantized -> fc1 -> h -> activation x probs + quantize -> fc2 -> y
 Backward:  dy quantized -> fc2's dgrad and wgrad -> activation's gradient + bias gradient + quantize -> fc1's
 
 Saved for backward, in bytes per element of a bf16 call whose recipe has codes of one byte (scales aside): 1 of x, 2 of
-h, 1 of the activation, 1 of each weight. What a high-precision wgrad slot reads of the activation is computed again.
-Backward gives h and the codes that forward has made back one by one, each when nothing else will read it, unless the
-graph is retained.
+h, 1 of the activation, 1 of each weight. An activation that wgrad reads in high precision is computed again. Unless the
+graph is retained, backward frees h and the codes that forward has made, each as soon as nothing else will read it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,10 @@ from octavo_torch.mlp.gradients import Needs, check_whole, gradients
 
 
 class MlpContext(Context, Protocol):
-    """The operands x, w1, a (the activation) and w2 are there where backward reads them."""
+    """autograd's ctx of a grouped MLP. x, w1, a (the activation) and w2 are set only if the backward reads them.
+
+    freed   whether a backward has freed what it has read
+    """
 
     call: MlpCall
     freed: bool
@@ -56,7 +58,7 @@ class GroupedMLPFunction(FirstOrderFunction):
         bias2_scales: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [M, N], which is `out` where that is given; `anchor` is a DelayedWgrad's."""
+        """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
         plan = call.plan
         fc1, fc2 = plan.fc1, plan.fc2
         operands = Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
@@ -92,7 +94,7 @@ class GroupedMLPFunction(FirstOrderFunction):
 
 
 class _SavedOperands:
-    """What the forward of a grouped MLP has kept, and its rows' gradient."""
+    """The BackwardOperands of a grouped MLP: what its forward has saved, and dy."""
 
     def __init__(self, ctx: MlpContext, dy: Tensor) -> None:
         self._ctx, self._dy, self._tensors, self._frees = ctx, [dy], ctx.saved_tensors, may_free(dy)

@@ -55,7 +55,7 @@ class SecondLayer(NamedTuple):
 
 
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
-    """y [M, N], and what backward may need of the way to it."""
+    """y [M, N], and what backward may need of what was computed on the way to it."""
     seed1, seed2 = forward_seeds(call)
     w2_quantizer = ConcurrentQuantizer.of(call, operands.w2, seed2)
     first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1, w2_quantizer)
@@ -102,7 +102,7 @@ def second_layer(
 def activation_of(
     call: MlpCall, h: Tensor, probs: Tensor | None, seed: DrawnSeed
 ) -> tuple[Tensor | None, GroupedTensor | None]:
-    """The activation as fc2's GEMMs read it: as it is, quantized, or both; None where none reads it so."""
+    """The activation as fc2's GEMMs read it, in high precision and quantized; None for what none of them reads."""
     plan, quantize = call.plan, call.plan.fc2.quantize_x
     if plan.act.run is not None:
         watched = call.fc2.probe if plan.act.codes else None
@@ -118,7 +118,7 @@ def activation_of(
 
 
 def activation_again(call: MlpCall, h: Tensor, probs: Tensor | None, seed: DrawnSeed) -> Tensor:
-    """What a high-precision wgrad slot reads: the bits that forward had."""
+    """The activation, computed again with forward's bits, for a wgrad that reads it in high precision."""
     plan = call.plan
     if plan.act.run is None:
         a: Tensor = activate(h, probs, plan.activation)
@@ -144,9 +144,9 @@ def run_fused(
     record: bool = True,
     extras: tuple[str, ...] = (),
 ) -> tuple[GroupedTensor | None, Extras]:
-    """A fused quantizer's result, with codes where they are read, for the layer of `call`.
+    """What a fused quantizer computes for the layer of `call`: codes, if a GEMM reads any, and extras.
 
-    record   delayed scaling records the amax, where the call does
+    record   whether delayed scaling records the amax; it never does if the call records none
     extras   fields of Extras to compute in addition to those that the layer needs
     """
     run, state = fused.run, call.state

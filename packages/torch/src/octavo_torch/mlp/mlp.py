@@ -202,9 +202,9 @@ def grouped_mlp(
     recipe                          a Recipe or its name; None: HighPrecision
     seed                            of stochastic rounding; fc1 rounds with it and fc2 with seed XOR 2^63
     state                           of delayed scaling: (fc1's, fc2's)
-    interleave                      b: in w1 and bias1 b rows of the gate and b of the up projection take turns (1:
-                                    every other row; b divides F). They are quantized, and multiply, as if the gate half
-                                    came first: where they lie if the backend does so, else from a copy, in each call,
+    interleave                      b: in w1 and bias1, b rows of the gate and b of the up projection alternate (1:
+                                    every other row; b divides F). Codes and results are those of the gate half first.
+                                    A backend that does not read such a w1 in place reads a copy, made in each call
                                     unless w1 is quantized already
     group_offset, backend, out, grad_input, main_grad, delayed_wgrad
                                     as grouped_linear's; the last two are for both weights

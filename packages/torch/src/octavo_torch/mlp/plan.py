@@ -22,7 +22,7 @@ from octavo_torch.quantizers.fused import Fused, activation_quantizer, gradient_
 
 @dataclass(frozen=True)
 class Needed:
-    """Which gradients a call of an MLP computes; `between`: any before the activation, its probabilities' too."""
+    """Which gradients a call of an MLP computes. between: any that needs fc2's dgrad: of x, w1, bias1 or probs."""
 
     x: bool = False
     w1: bool = False
@@ -35,10 +35,9 @@ class MlpPlan:
 
     Printable: one line per operation.
 
-    fc1, fc2    the two layers. fc1's result has x's dtype, whatever the recipe's output_dtype. Its weight is w1 as it
-                lies: see `interleaved`
+    fc1, fc2    the two layers. fc1's result has x's dtype, whatever the recipe's output_dtype
     act, dact   the quantizers around the activation: fused with it, or composed
-    prepare     makes of group sizes what everything here takes in their place; None: sizes as they are
+    prepare     prepares group sizes for everything here; None: they are taken as they are
     """
 
     __slots__ = ("_interleaved", "_leaving", "act", "activation", "dact", "fc1", "fc2", "prepare", "recipe")
@@ -63,7 +62,7 @@ class MlpPlan:
         return plan
 
     def interleaved(self, block: int) -> MlpPlan:
-        """This plan of a w1 whose gate and up rows take turns in blocks of so many: see Layer. Itself for 0."""
+        """This plan for a w1 whose gate and up rows alternate in blocks of `block` rows, see Layer; self for 0."""
         if not block:
             return self
         plan = self._interleaved.get(block)

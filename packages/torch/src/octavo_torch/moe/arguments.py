@@ -13,7 +13,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_choices(name: str, choices: object, x: Tensor) -> None:
-    """`choices`, called `name`, are integers [T, k], at least one for each of the tokens x [T, K], on their device."""
+    """ValueError unless `choices` are integers [T, k], at least one for each of the tokens x [T, K], on x's device."""
     if not isinstance(choices, Tensor) or choices.dim() != 2 or choices.dtype not in _INTEGERS:
         raise ValueError(f"{name} is {brief(choices)}; give integers [T, k], the group of each choice")
     check_layout(name, choices)
@@ -27,7 +27,7 @@ def check_choices(name: str, choices: object, x: Tensor) -> None:
 
 
 def check_weights(weights: object, choices: Tensor) -> None:
-    """`weights` has a number for each of the choices [T, k], on their device."""
+    """ValueError unless `weights` has a number for each of the choices [T, k], on their device."""
     shape = choices.shape
     if isinstance(weights, Tensor):
         check_layout("weights", weights)

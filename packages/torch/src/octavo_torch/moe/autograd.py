@@ -43,7 +43,7 @@ class MoeFunction(FirstOrderFunction):
         bias2: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [T, N]; `anchor` is a DelayedWgrad's."""
+        """y [T, N]. `anchor`: see prepare.anchor_of."""
         operands = MoeOperands(x, w1, w2, weights, bias1, bias2)
         dtypes = dtypes_of(*operands, anchor)
         choices, operands, arriving = arrive(call, choices, operands)

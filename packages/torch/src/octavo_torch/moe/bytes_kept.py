@@ -49,7 +49,7 @@ class MoeShape:
         return self.k
 
     def check(self) -> None:
-        """ValueError for a size that is none."""
+        """ValueError unless every size is a count."""
         for name, value in vars(self).items():
             if name != "out_features" or value is not None:
                 check_count(name, value)

@@ -29,6 +29,7 @@ from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.parallel.explain import ExchangePlan, explain_own_exchange
 from octavo_torch.moe.plan import MoePlan
 from octavo_torch.moe.rows.moves import choose_request, move_request
+from octavo_torch.moe.tokens import gathers, takes_tokens
 
 _TORCH = "torch's operations"
 _OBSERVER = "an observer reads them"
@@ -160,7 +161,7 @@ def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
             how = f"{_backend(fc1, 'wgrad')} reads the tokens in its product"
         elif call.form == "keep_all":
             how = 'kept from forward: form is "keep_all"'
-        elif again.takes_tokens("x"):
+        elif takes_tokens(again, "x"):
             how = f"{again.quantizers['x'].backend} quantizes the tokens in backward"
         else:
             how = f"rows are permuted again: {_takes_none(again, 'x', 'wgrad')}"
@@ -181,7 +182,7 @@ def _why_rows_of_x(call: MoeCall, watched: bool) -> str:
         return _OBSERVER
     if not fc1.quantized_fprop and ("x" in fc1.quantizers or "x" in call.moe.recorded[0]):
         return "fprop reads them in high precision beside wgrad's codes"
-    kept = fc1.takes_tokens("x") or (fc1.quantize_x is None and fc1.gathers("x", "fprop"))
+    kept = takes_tokens(fc1, "x") or (fc1.quantize_x is None and gathers(fc1, "x", "fprop"))
     return 'form is "keep_all", which keeps them for wgrad' if kept else _takes_none(fc1, "x", "fprop")
 
 
@@ -197,7 +198,7 @@ def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
         return f"{_backend(fc2, 'dgrad')} reads it by token in its products; no row of it is written"
     elif call.moe.dy_of_tokens:
         return "; ".join([*_dy_by_token(fc2, call.moe, reads_dy), "no row of it is written"])
-    elif reads_dy and fc2.takes_tokens("dy"):
+    elif reads_dy and takes_tokens(fc2, "dy"):
         why = f"{_backend(fc2, reads_dy[0])} takes no tokens in {reads_dy[0]}, which reads them in high precision"
     else:
         why = _takes_none(fc2, "dy", "dgrad" if fc2.need_dx else "wgrad")

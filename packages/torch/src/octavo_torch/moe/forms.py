@@ -28,12 +28,12 @@ _WEIGHT_CODES: tuple[WeightCodes, ...] = get_args(WeightCodes)
 
 
 def check_form(form: object) -> Form:
-    """`form`; ValueError for a name that is none."""
+    """`form`; ValueError unless it is one of FORMS."""
     return one_of("form", form, FORMS)
 
 
 def check_weight_codes(weight_codes: object) -> WeightCodes:
-    """`weight_codes`; ValueError for a name that is none."""
+    """`weight_codes`; ValueError unless it is "keep" or "remake"."""
     return one_of("weight_codes", weight_codes, _WEIGHT_CODES)
 
 
@@ -67,7 +67,7 @@ def rows_plan(like: Tensor, columns: int, groups: int, backend: BackendNames) ->
 
 
 def keep_rows(plan: QuantizePlan, rows: Tensor, sizes: Sizes, backend: BackendNames) -> RowCodes:
-    """`rows` as codes. What reads them is chosen here, too: a backward's thread does not see a preference."""
+    """`rows` as codes, and their reader, which is chosen now because backward's thread does not see a preference."""
     q: GroupedTensor = plan.run(rows, sizes)
     name: DType = "float32" if rows.dtype is torch.float16 else DTYPE_NAMES[rows.dtype]
     codes, scales, _ = q.plane("rowwise")

@@ -22,6 +22,7 @@ from octavo_torch.mlp.gradients import check_whole, is_postponed
 from octavo_torch.moe.forward import quantize_once, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.saved import MoeContext
+from octavo_torch.moe.tokens import takes_tokens
 
 _operators = Operators("octavo_torch")
 _after = _operators.define(
@@ -29,7 +30,7 @@ _after = _operators.define(
     lambda value, earlier: value.clone(),
     lambda value, earlier: torch.empty_like(value),
 )
-"""`value` again, which a compiler cannot have before `earlier`."""
+"""A copy of `value` that a compiler cannot compute before `earlier`."""
 
 
 class KeptOperands:
@@ -62,7 +63,7 @@ class KeptOperands:
     def sizes(self) -> Sizes:
         return self._call.sizes
 
-    holds_dy = False  # rows of it are made
+    holds_dy = False  # `dy` permutes it into rows of the backward's own
 
     @property
     def awaits_dy(self) -> bool:
@@ -79,7 +80,7 @@ class KeptOperands:
         call, dy, once = self._call.fc2, self._dy.pop()(), self._call.moe.dy_once
         layer = call.layer
         if self._call.token_exchange is not None and is_postponed(call) and not layer.quantized_wgrad:
-            dy = dy.clone()  # where it has arrived, the next message will
+            dy = dy.clone()  # the next message overwrites the buffer in which it has arrived
         dy = dy.to(layer.row_dtype)
         values = TokenRows(dy, *self.places)
         of_dgrad: Rows = values
@@ -112,7 +113,7 @@ class KeptOperands:
         if self._call.form == "keep_all":
             return self._kept("x")
         again, tokens = self._backward_call(), self._tensor("x")
-        if again.plan.fc1.takes_tokens("x"):
+        if takes_tokens(again.plan.fc1, "x"):
             quantizer = again.plan.fc1.quantizers["x"]
             return quantize_tokens(again.fc1, quantizer, "x", tokens, self.places, self._seeds[0])
         quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)
@@ -153,7 +154,7 @@ class KeptOperands:
             kept.free(self._tensors)
 
     def _weight(self, name: Literal["w1", "w2"]) -> Matrix:
-        """As dgrad reads it."""
+        """The weight as dgrad reads it."""
         number = ("w1", "w2").index(name)
         layer = (self._call.plan.fc1, self._call.plan.fc2)[number]
         if not layer.quantized_dgrad:

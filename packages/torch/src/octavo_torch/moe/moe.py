@@ -44,7 +44,7 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Routed(NamedTuple):
-    """What a router says of the tokens, and the experts' biases."""
+    """moe_mlp's operands in addition to x and the experts' weights."""
 
     choices: Tensor
     weights: Tensor
@@ -80,13 +80,13 @@ def apply(
         call.token_exchange = token_exchange_for(call, x, sides, choices.shape[1], gradients)
     if any(needs):
         return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], call.anchor)
-    if forward_ad._current_level >= 0:  # autograd's own functions refuse where there are such
+    if forward_ad._current_level >= 0:  # with gradients, autograd's functions refuse them
         check_no_tangent(x, weights, *leaves_of(first.leaves), *leaves_of(second.leaves), *arrays[4:])
     return forward(call, *arrive(call, choices, arrays)).y
 
 
 def _own_leaves(weight: GivenWeight) -> list[Tensor]:
-    """Of the weight of which codes were made, or that autocast casts. What is no weight is refused later."""
+    """The tensors of a weight, also of one that is quantized or that autocast casts; anything else is refused later."""
     while isinstance(weight, QuantizedWeight | CastWeight):
         weight = weight.weight
     parts = weight if isinstance(weight, list | tuple) else [weight]
@@ -94,7 +94,10 @@ def _own_leaves(weight: GivenWeight) -> list[Tensor]:
 
 
 def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: Needed) -> MlpPlan:
-    """The plans, the block of interleaved weights, and what moves rows; returns the whole plan of the experts."""
+    """Sets the call's plans, its layers, and the functions that move rows.
+
+    Returns the experts' plan before it is narrowed to what the call's form computes in each pass.
+    """
     x, w1, w2, weights, bias1, bias2 = arrays
     form, weight_codes = check_form(call.form), check_weight_codes(call.weight_codes)
     at_host = x.device.type == "cpu"
@@ -115,7 +118,7 @@ def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: 
         for like in (x.new_empty(0, dtype=full.fc2.row_dtype), weights.new_empty(0, dtype=torch.float32))
     )
     if call.ep is not None:
-        # random bits count experts from the first rank's on
+        # random bits depend on an expert's number among the experts of all ranks
         call.group_offset += call.ep.rank * int(w1.shape[0])
     call.moves = MoveSet(route_for(x, int(w1.shape[0]), call.backend), of_rows, results, values)
     call.set_experts(call.moe.forward, block)
@@ -209,8 +212,8 @@ def moe_mlp(
     The bits, of y and of every gradient, are those of `permute`, `grouped_mlp` with the weights as probs (and as
     bias2_scales) and `unpermute`, in every form but "lean", whose y is the same. `bytes_kept` says how much each form
     keeps. Differentiable once in x, weights, w1, w2 and biases; only what is asked for is computed. Nothing is read
-    back from the device, but with `ep` the sizes, unless the exchange has static buffers. With `ep` results and every
-    gradient are, unless the exchange says otherwise, those of one process with all tokens in the order of the ranks.
+    back from the device except, with `ep`, the sizes, unless the exchange has static buffers. With `ep`, results and
+    gradients are those of one process with the tokens of all ranks in their order, unless the exchange says otherwise.
     Raises as grouped_mlp and permute do, and ExchangeError where ranks do not agree, or do not answer.
     """
     group = expert_group(ep)

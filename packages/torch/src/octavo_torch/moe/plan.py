@@ -12,6 +12,7 @@ from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.memo import Memo
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.moe.forms import Form, WeightCodes
+from octavo_torch.moe.tokens import gathers, gathers_codes, quantizer_of_tokens, takes_tokens
 
 Planes = tuple[bool, bool]
 """Whether an operand's row data and its column data are computed."""
@@ -71,14 +72,14 @@ class MoePlan:
         self.hidden = hidden
         fc1, fc2 = self.forward.fc1, self.forward.fc2
         again = self.backward.fc1
-        self.wgrad_gathers = again.need_dw and again.quantize_x is None and again.gathers("x", "wgrad")
+        self.wgrad_gathers = again.need_dw and again.quantize_x is None and gathers(again, "x", "wgrad")
         keeps_x = keep_rows and fc1.need_dw and not fc1.quantized_wgrad and not self.wgrad_gathers
-        self.x_of_tokens = fc1.takes_tokens("x") and fc1.quantized_fprop and not keeps_x
+        self.x_of_tokens = takes_tokens(fc1, "x") and fc1.quantized_fprop and not keeps_x
         unquantized: list[Gemm] = [gemm for gemm in READERS["dy"] if not fc2.recipe.quantizes(gemm)]
-        quantizes_tokens = fc2.quantize_dy is None or fc2.takes_tokens("dy")
-        self.dy_of_tokens = quantizes_tokens and fc2.gathers("dy", *unquantized)
-        once = self.x_of_tokens and not _computes(fc1, "x", "columnwise") and fc1.gathers_codes("x", "fprop")
-        self.x_once = fc1.quantizer_of_tokens("x") if once else None
+        quantizes_tokens = fc2.quantize_dy is None or takes_tokens(fc2, "dy")
+        self.dy_of_tokens = quantizes_tokens and gathers(fc2, "dy", *unquantized)
+        once = self.x_of_tokens and not _computes(fc1, "x", "columnwise") and gathers_codes(fc1, "x", "fprop")
+        self.x_once = quantizer_of_tokens(fc1, "x") if once else None
         self.dy_once = _dy_once(fc2) if self.dy_of_tokens else None
         pairs = (full.fc1, self.forward.fc1), (full.fc2, self.forward.fc2)
         self.recorded: tuple[list[Operand], list[Operand]] = tuple(  # type: ignore[assignment]
@@ -86,7 +87,7 @@ class MoePlan:
             for whole, part in pairs
         )
         kept_or_seen = keeps_x or "x" in self.recorded[0]
-        self.x_gathered = fc1.quantize_x is None and not kept_or_seen and fc1.gathers("x", "fprop")
+        self.x_gathered = fc1.quantize_x is None and not kept_or_seen and gathers(fc1, "x", "fprop")
         others = [hidden, None if self.dy_once is None else self.dy_once.columns]
         prepared = [plan.prepare for plan in others if plan is not None]
         self.prepare = shared_prepare([self.forward.prepare, self.backward.prepare, *prepared])
@@ -97,10 +98,10 @@ def _computes(layer: Layer, operand: Operand, direction: Direction) -> bool:
 
 
 def _dy_once(fc2: Layer) -> DyOnce | None:
-    if not fc2.gathers_codes("dy", "dgrad"):
+    if not gathers_codes(fc2, "dy", "dgrad"):
         return None
     columns = fc2.with_planes({"dy": (False, True)}).quantizers.get("dy")
-    return DyOnce(fc2.quantizer_of_tokens("dy"), columns)
+    return DyOnce(quantizer_of_tokens(fc2, "dy"), columns)
 
 
 def _narrowed(full: MlpPlan, planes: dict[Operand, Planes]) -> MlpPlan:

@@ -25,7 +25,7 @@ NEEDS_SEED = (
 
 
 def check_quantize(x: object, spec: QuantizerSpec, group_sizes: object, seed: object, scale: object) -> None:
-    """The arguments of `quantize` that do not depend on the number of groups."""
+    """ValueError for arguments of `quantize` that do not fit, whatever the number of groups."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x is a {type(x).__name__}; give a tensor [M, K] or [G, N, K]")
     if x.dim() not in (2, 3):
@@ -62,7 +62,7 @@ def check_group_offset(group_offset: object, groups: int) -> None:
 
 
 def check_scale(scale: object, groups: int, x: Tensor) -> None:
-    """Delayed scaling's encode scales: float32 [G] on x's device."""
+    """ValueError unless `scale` is None, or delayed scaling's encode scales: float32 [G] on x's device."""
     if scale is None:
         return
     if not isinstance(scale, Tensor) or scale.dtype is not torch.float32 or tuple(scale.shape) != (groups,):
@@ -74,17 +74,17 @@ def check_scale(scale: object, groups: int, x: Tensor) -> None:
 
 
 def operand_name(operand: object) -> Operand | None:
-    """`operand`, or ValueError."""
+    """`operand`; ValueError unless it is one, or None."""
     return None if operand is None else one_of("operand", operand, get_args(Operand))
 
 
 def direction_name(direction: object) -> Direction:
-    """`direction`, or ValueError."""
+    """`direction`; ValueError unless it is one."""
     return one_of("direction", direction, get_args(Direction))
 
 
 def check_unchanged(unchanged: object, out: object, x: Tensor) -> None:
-    """A flag is an int32 scalar on the device, and leaves outputs that are there already as they are."""
+    """ValueError unless `unchanged` is None, or an int32 flag on x's device for a call that has `out`."""
     if unchanged is None:
         return
     if out is None:
@@ -102,7 +102,7 @@ def check_unchanged(unchanged: object, out: object, x: Tensor) -> None:
 
 
 def check_exact(name: str, value: object, shape: tuple[int, ...], dtype: torch.dtype, x: Tensor) -> None:
-    """A tensor of exactly this shape and dtype on x's device; None passes."""
+    """ValueError unless `value` is None, or a tensor of exactly this shape and dtype on x's device."""
     if value is None:
         return
     if not isinstance(value, Tensor):
@@ -130,7 +130,7 @@ def check_norm(norm: object, epsilon: object, x: Tensor, gamma: object, beta: ob
 
 
 def layout_names(layouts: object) -> tuple[str, str]:
-    """`layouts`, or ValueError for anything but the names of the rowwise and of the columnwise plane's."""
+    """`layouts`; ValueError unless they are two names, of the rowwise plane's layout and the columnwise plane's."""
     if (
         not isinstance(layouts, (tuple, list))
         or len(layouts) != 2

@@ -41,7 +41,7 @@ def check_mode(mode: object) -> None:
 
 
 def check_main_grad(leaves: Sequence[Tensor]) -> None:
-    """Check in forward what can be checked of the weight's buffers: `get_main_grad` is called in backward only."""
+    """ValueError for a buffer that does not fit. Backward checks what `get_main_grad` returns, because it calls it."""
     for name, leaf in _named(leaves):
         if getattr(leaf, "get_main_grad", None) is None:
             _checked_buffer(f"{name}.main_grad", getattr(leaf, "main_grad", None), leaf)

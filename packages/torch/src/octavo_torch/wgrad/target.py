@@ -54,15 +54,19 @@ class WgradTarget:
         return None
 
     def leave_out(self) -> None:
-        """Called by a backward that was asked for other gradients alone: unless a later backward of the same graph
-        computes this one, it is lost."""
+        """Called by a backward that was asked for other gradients alone.
+
+        Unless a later backward of the same graph computes this one, it is lost.
+        """
         if self.store is not None and not self._left_out:
             self._left_out = True
             self.store.left_out += 1
 
     def _compute(self, wgrad: WgradFunction, x: Rows, dy: Rows, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Compute the gradient, and send it, or the zeros that stand for it, through autograd to the leaves, so that
-        hooks of every kind see it."""
+        """Compute the gradient, and send it, or the zeros that stand for it, through autograd to the leaves.
+
+        So hooks of every kind see it. Returns the leaves' gradients.
+        """
         first = self.leaves[0]
         with torch.no_grad():
             if self.main_grad is None:
@@ -90,8 +94,8 @@ def target_for(
     if store is not None and not isinstance(store, DelayedWgrad):
         raise ValueError(f"delayed_wgrad is a {type(store).__name__}; give a DelayedWgrad, or None")
     wrapper = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-    # a weight without a gradient in training is in activation checkpointing's first pass; the second is outside of the
-    # wrapper
+    # in training, a weight without a gradient is in the first pass of activation checkpointing, whose second pass runs
+    # outside of the wrapper
     if wrapper is not None and main_grad is not None and (needs_grad or wrapper.training):
         _check_reduced(wrapper, leaves_of(weight))
     if not needs_grad or (main_grad is None and store is None):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 
 import octavo_registry
+from octavo.errors import one_of
 from octavo.formats import DType
 from octavo.quantizer import Operand
 from octavo_registry.cli.errors import BROKEN, BadInput
@@ -17,12 +18,11 @@ from octavo_registry.cli.recipes import complete_recipe, find_recipe
 from octavo_registry.cli.tracebacks import tracebacks
 from octavo_registry.cli.why.answer import answer, suppose
 from octavo_registry.cli.why.chips import parse_arch, parse_chip
-from octavo_registry.cli.why.question import MOE, OPERATIONS, SIZES, Question, check_options, one_of, parse_shape
+from octavo_registry.cli.why.question import MOE, OPERATIONS, SIZES, Question, check_options, parse_shape
 from octavo_registry.cli.why.ranks import ask_ranks
 from octavo_registry.cli.why.show import show
 from octavo_registry.contract.cards import MOVES, OPTIMIZERS, ROUTERS, Activation, Capability, Norm, Weight
 from octavo_registry.contract.request import GemmRequest
-from octavo_registry.contract.weights import WEIGHT_SHAPES
 from octavo_registry.discovery.bridges import framework_record
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.names import FRONT_ENDS
@@ -56,13 +56,13 @@ def _rows() -> Iterator[Capability]:
 
 def _known_framework(name: str) -> str:
     """`name`; BadInput where neither a front end nor a card knows it."""
-    served = {row.framework for row in _rows()}
-    return one_of("--framework", name, sorted(served | set(FRONT_ENDS) | set(octavo_registry.framework_names())))
+    known = {row.framework for row in _rows()} | set(FRONT_ENDS) | set(octavo_registry.framework_names())
+    return one_of("--framework", name, sorted(known), BadInput)
 
 
 def _known_device(name: str) -> str:
     """`name`; BadInput where no card knows it: frameworks call a GPU cuda."""
-    return one_of("--device", name, sorted({row.device for row in _rows()} | {"cpu", "cuda"}))
+    return one_of("--device", name, sorted({row.device for row in _rows()} | {"cpu", "cuda"}), BadInput)
 
 
 def _device(framework: str, device: str | None, arch: str | None) -> tuple[str, tuple[int, int] | None]:
@@ -158,7 +158,7 @@ def why(
     with the time that its model predicts. `--hypothetical` is answered from the cards and shape rules of backends, and
     looks at no device. The exit code is 1 if nothing serves the operation.
     """
-    one_of("OP", op, OPERATIONS)
+    one_of("OP", op, OPERATIONS, BadInput)
     m, k, n, groups = (None, None, None, None) if shape is None else parse_shape(shape)
     if rows is not None and not kernels:
         raise BadInput("--rows is for --kernels; give both, or neither")
@@ -177,7 +177,7 @@ def why(
     name = _default_framework() if framework is None else _known_framework(framework)
     chip = None if hypothetical is None else parse_chip(hypothetical)
     kind, capability = _device(name, device, arch) if chip is None else (chip.kind, chip.arch)
-    in_dtype: DType = one_of("--dtype", dtype, get_args(DType))
+    in_dtype: DType = one_of("--dtype", dtype, get_args(DType), BadInput)
     layer = GemmRequest(
         op="fprop",
         framework=name,
@@ -189,14 +189,14 @@ def why(
         k=k,
         n=n,
         groups=groups,
-        sizes=one_of("--sizes", sizes or _sizes(op, name, kind), SIZES),
+        sizes=one_of("--sizes", sizes or _sizes(op, name, kind), SIZES, BadInput),
         graph_safe=graph,
         training=not inference,
-        weight=one_of("--weight", weight or _weight(name), WEIGHT_SHAPES),
+        weight=one_of("--weight", weight or _weight(name), get_args(Weight), BadInput),
     )
-    which: Operand = one_of("--operand", operand or "x", get_args(Operand))
-    function: Activation = one_of("--activation", activation or "swiglu", get_args(Activation))
-    normalization: Norm = one_of("--norm", norm or "rms", get_args(Norm))
+    which: Operand = one_of("--operand", operand or "x", get_args(Operand), BadInput)
+    function: Activation = one_of("--activation", activation or "swiglu", get_args(Activation), BadInput)
+    normalization: Norm = one_of("--norm", norm or "rms", get_args(Norm), BadInput)
     check_options(op, operand=operand, activation=activation, norm=norm)
     question = Question(op, which, layer, chosen, function, normalization)
     names = tuple(part.strip() for text in backend or () for part in text.split(",")) or None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from octavo import Recipe
 from octavo.quantizer import Operand
@@ -30,7 +29,6 @@ COMPOSED = (LAYER, MLP, MOE)
 
 OPERATIONS: tuple[str, ...] = (*get_args(Op), *COMPOSED)
 SIZES: tuple[Literal["host", "device"], ...] = ("host", "device")
-Text = TypeVar("Text", bound=str)
 _WHOLE = {MLP: "An expert MLP", MOE: "A MoE layer"}
 _OPERAND_OF: dict[str, Operand] = {"act_quantize": "x", "norm_quantize": "x", "dact_quantize": "dy"}
 
@@ -146,11 +144,3 @@ def parse_shape(text: str) -> tuple[int, int, int, int]:
     if min(k, n, g) < 1:
         raise BadInput(f"--shape: got {text!r}; G, K and N are 1 or more")
     return m, k, n, g
-
-
-def one_of(option: str, value: str, allowed: Iterable[Text]) -> Text:
-    """The allowed text that equals `value`, with its type; `BadInput` names the option and what is allowed."""
-    choices = {str(choice): choice for choice in allowed}
-    if value not in choices:
-        raise BadInput(f"{option}: got {value!r}; one of {', '.join(choices)}")
-    return choices[value]

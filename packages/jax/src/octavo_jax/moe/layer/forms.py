@@ -27,17 +27,17 @@ _WEIGHTS_ON: tuple[WeightsOn, ...] = get_args(WeightsOn)
 
 
 def check_form(form: object) -> Form:
-    """`form`; ValueError for a name that is none."""
+    """`form`; ValueError unless it is one of FORMS."""
     return one_of("form", form, FORMS)
 
 
 def check_weight_codes(weight_codes: object) -> WeightCodes:
-    """`weight_codes`; ValueError for a name that is none."""
+    """`weight_codes`; ValueError unless it is "keep" or "remake"."""
     return one_of("weight_codes", weight_codes, _WEIGHT_CODES)
 
 
 def check_weights_on(weights_on: object) -> WeightsOn:
-    """`weights_on`; ValueError for a name that is none."""
+    """`weights_on`; ValueError unless it is "output" or "activation"."""
     return one_of("weights_on", weights_on, _WEIGHTS_ON)
 
 
@@ -49,7 +49,7 @@ def keep_rows(rows: Array, group_sizes: Array, backend: BackendNames) -> Grouped
     plan = quantizer_for(KEPT_ROWS, rows, group_sizes.shape[0], False, backend)
     q: GroupedTensor = plan.run(undifferentiated(rows), group_sizes)
     codes, _, _ = q.plane("rowwise")
-    dequantizer_for(q.spec.quantizer, codes, _layouts(q), backend, _read_as(rows.dtype))  # backward's, refused now
+    dequantizer_for(q.spec.quantizer, codes, _layouts(q), backend, _read_as(rows.dtype))  # backward's: refused now
     return replace(q, group_sizes=None)
 
 

@@ -31,7 +31,7 @@ class Places(NamedTuple):
 class KeptKernel(NamedTuple):
     """A kernel as the backward pass reads it.
 
-    array   if a GEMM reads it, or if codes are made of it again
+    array   None unless a GEMM reads it, or codes are computed from it again
     codes   with the planes that are kept; None if none are
     """
 

@@ -61,7 +61,7 @@ _plans: Identities[MoePlan] = Identities()
 
 
 def moe_plan_of(mlp: Mlp, form: Form, weight_codes: WeightCodes, on_output: bool, out_dtype: DTypeLike) -> MoePlan:
-    """The plan of these, whose rows are moved as the caller's mesh lets them be."""
+    """The plan with these fields, and with functions that move rows as the caller's mesh allows."""
     moves = moves_for(mlp.fc2.y_dtype, Served(mlp.fc2.request.device, mlp.fc2.options.backend))
     return MoePlan(mlp, form, weight_codes, on_output, out_dtype, moves).known()
 

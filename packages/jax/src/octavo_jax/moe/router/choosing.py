@@ -18,7 +18,7 @@ from jax import Array, lax
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import RouterRule, Score
 from octavo_jax.arrays.exportable import exportable_tuple
-from octavo_jax.arrays.numpy_batches import as_jax
+from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.backends import BackendNames

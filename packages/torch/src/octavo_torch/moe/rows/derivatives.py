@@ -84,7 +84,10 @@ class _Dot(torch.autograd.Function):
 
 
 class _InTransform:
-    """What torch.func.grad needs of each of the three; for all calls it would cost a look at the signature in each."""
+    """What torch.func.grad needs of each of the three.
+
+    Other calls do without it, because torch would inspect a signature in each of them.
+    """
 
     @staticmethod
     def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor | None, Places, Moves], output: Tensor) -> None:
