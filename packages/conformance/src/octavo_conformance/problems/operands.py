@@ -94,7 +94,8 @@ def _magnitudes(groups: int, rows: int, columns: int) -> Array:
     of one variance, and a GEMM that reads another block's, or another expert's, has the same bits.
     """
     group, row, column = np.ix_(np.arange(groups), np.arange(rows) // _BLOCK, np.arange(columns) // _BLOCK)
-    return np.exp2(-((group + row + 2 * column) % 3)).astype(np.float32)
+    magnitudes: Array = np.exp2(-((group + row + 2 * column) % 3)).astype(np.float32)
+    return magnitudes
 
 
 def by_definition(
