@@ -11,7 +11,7 @@ namespace activation {
 
 // ---- 2^x and quotients: the two operations that the device does better by approximation and repair
 
-// 2^x for |x| <= 126.
+// 2^x for |x| <= 126, on the device by its approximation.
 OCTAVO_HD float exp2_approximate(float x) {
 #if defined(__CUDA_ARCH__)
   float result;
