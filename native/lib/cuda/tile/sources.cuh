@@ -105,7 +105,13 @@ struct ActivationGrad {
   }
 };
 
-// Every operation rounds to fp32, from the left; statistics are those of reductions/norm.h.
+// Each operation rounds. `rest` is what the rounding of the mean lost (reductions/norm.h).
+OCTAVO_HD float layer_norm(float x, float mean, float rest, float rstd, float gamma, float beta) {
+  return (((x - mean) - rest) * rstd) * gamma + beta;
+}
+
+OCTAVO_HD float rms_norm(float x, float rstd, float gamma) { return (x * rstd) * gamma; }
+
 template <class T>
 struct Normalized {
   using Type = T;
@@ -133,8 +139,8 @@ struct Normalized {
                    __ldg(rstd + row), load_value<T>(gamma, col), beta ? load_value<T>(beta, col) : 0.0f);
   }
   __device__ float forward(float in, float center, float left, float spread, float scale, float shift) const {
-    if (!mean) return (in * spread) * scale;
-    return (((in - center) - left) * spread) * scale + shift;
+    if (!mean) return rms_norm(in, spread, scale);
+    return layer_norm(in, center, left, spread, scale, shift);
   }
 };
 
