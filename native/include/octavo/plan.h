@@ -8,7 +8,7 @@ namespace octavo {
 
 constexpr int TILE_HEIGHTS[] = {16, 32, 64, 128, 256};
 constexpr int TILE_HEIGHT_COUNT = 5;
-constexpr int HEIGHT_16 = 0, HEIGHT_32 = 1, HEIGHT_128 = 3;
+constexpr int HEIGHT_16 = 0, HEIGHT_32 = 1, HEIGHT_64 = 2, HEIGHT_128 = 3;
 constexpr int PLAN_HEADER_WORDS = 16;
 constexpr int32_t BAD_SIZES = 1;  // flag in the status word and in PlanView::flags
 

@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "octavo/activations.h"
+#include "octavo/elementary.h"
 
 namespace octavo {
 

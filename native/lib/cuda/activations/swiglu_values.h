@@ -6,7 +6,7 @@
 
 namespace octavo::cuda {
 
-// What both have beside their source: F, and the rows.
+// What both take beside their source.
 struct ValuesOut {
   void* to;                    // bf16 [M, F], of the gradient [M, 2 F]
   void* forward;               // of the gradient, bf16 [M, F] or null: what the forward gives

@@ -38,7 +38,7 @@ bool is_swiglu(Activation activation);
 // QuantizeArgs::ctas can limit them.
 bool has_persistent_kernels(const QuantizeArgs& args, const Dispatch& dispatch);
 
-// Whether kernels read interleaved halves where they stand (Interleaved in tile/sources.cuh).
+// Whether kernels read interleaved halves where they stand (Interleaved in tile/arrays.cuh).
 bool serves_interleaved(const QuantizeArgs& args, const Dispatch& dispatch);
 
 // Whether the kernels of cuda/units serve a call of NVFP4 with columnwise data in panels: what `served_in_units` sees

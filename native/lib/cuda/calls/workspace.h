@@ -12,6 +12,12 @@ struct Workspace {
   size_t row_levels, col_levels, mean, rest, rstd, partial_sums, products, materialized, bytes;
 };
 
+// The array at such an offset.
+template <class T>
+T* workspace_at(const QuantizeArgs& args, size_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(args.workspace) + offset);
+}
+
 Workspace workspace_of(const QuantizeArgs& args, const Dispatch& dispatch);
 
 // Chunks of a row's products with dy.

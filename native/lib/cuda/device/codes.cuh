@@ -3,6 +3,7 @@
 
 #include "octavo/e2m1.h"
 #include "octavo/numerics.h"
+#include "transpose.cuh"
 
 namespace octavo::cuda {
 
@@ -106,13 +107,6 @@ __device__ __forceinline__ uint8_t code_at(const Codes<F>& codes, int i) {
   }
 }
 
-__device__ __forceinline__ void transpose4(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
-  const uint32_t ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
-  const uint32_t AB = __byte_perm(a, b, 0x7362), CD = __byte_perm(c, d, 0x7362);
-  a = __byte_perm(ab, cd, 0x5410), b = __byte_perm(ab, cd, 0x7632);
-  c = __byte_perm(AB, CD, 0x5410), d = __byte_perm(AB, CD, 0x7632);
-}
-
 // Transposes 8 x 8 codes in place.
 template <Format F>
 __device__ __forceinline__ void transpose(Codes<F> (&codes)[8]) {
@@ -138,10 +132,10 @@ __device__ __forceinline__ void transpose(Codes<F> (&codes)[8]) {
       codes[i + 4].low = __byte_perm(a, b, 0x7632);
     }
   } else {
-    transpose4(codes[0].low, codes[1].low, codes[2].low, codes[3].low);
-    transpose4(codes[4].high, codes[5].high, codes[6].high, codes[7].high);
-    transpose4(codes[0].high, codes[1].high, codes[2].high, codes[3].high);
-    transpose4(codes[4].low, codes[5].low, codes[6].low, codes[7].low);
+    transpose_bytes(codes[0].low, codes[1].low, codes[2].low, codes[3].low);
+    transpose_bytes(codes[4].high, codes[5].high, codes[6].high, codes[7].high);
+    transpose_bytes(codes[0].high, codes[1].high, codes[2].high, codes[3].high);
+    transpose_bytes(codes[4].low, codes[5].low, codes[6].low, codes[7].low);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t swapped = codes[i].high;

@@ -58,14 +58,6 @@ __device__ __forceinline__ uint32_t gather_nibbles(uint32_t bytes) {
   return (pairs | pairs >> 8) & 0xFFFFu;
 }
 
-// A 4 x 4 byte transposition: word i of the result holds byte i of each of the four words.
-__device__ __forceinline__ void transpose_bytes(uint32_t (&word)[4]) {
-  const uint32_t low01 = __byte_perm(word[0], word[1], 0x5140), high01 = __byte_perm(word[0], word[1], 0x7362);
-  const uint32_t low23 = __byte_perm(word[2], word[3], 0x5140), high23 = __byte_perm(word[2], word[3], 0x7362);
-  word[0] = __byte_perm(low01, low23, 0x5410), word[1] = __byte_perm(low01, low23, 0x7632);
-  word[2] = __byte_perm(high01, high23, 0x5410), word[3] = __byte_perm(high01, high23, 0x7632);
-}
-
 template <DType D>
 __device__ __forceinline__ uint16_t half_word(float value) {
   if constexpr (D == DType::bf16) return bf16_of(value);

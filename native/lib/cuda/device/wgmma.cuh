@@ -16,8 +16,9 @@ constexpr int SWIZZLE_BYTES = 128;               // of a row of a TMA tile: alon
 constexpr int ATOM_BYTES = 8 * SWIZZLE_BYTES;    // the swizzle repeats every 8 rows
 constexpr int BLOCK_BYTES = 64 * SWIZZLE_BYTES;  // a TMA tile of 64 rows
 
-// The smem matrix descriptor of an operand: its address and the strides to the next 8 rows and, if the operand is not
-// K-major, to the next TMA tile of 64.
+// The smem matrix descriptor of an operand, in units of 16 bytes: from bit 0 its address, from bit 16 the stride to the
+// next TMA tile of 64, which an operand has that is not K-major, from bit 32 the stride to the next 8 rows; in the two
+// highest bits the swizzle.
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* start) {
   constexpr uint64_t swizzle_128 = uint64_t{1} << 62;
   constexpr uint64_t next_tile = uint64_t{BLOCK_BYTES >> 4} << 16, next_atom = uint64_t{ATOM_BYTES >> 4} << 32;

@@ -6,7 +6,8 @@
 // ring would wait for that; stores leave as fast as L2 takes them.
 #pragma once
 
-#include "epilogue.cuh"
+#include "factors.cuh"
+#include "mainloop.cuh"
 #include "params.h"
 #include "pipeline.cuh"
 
@@ -16,7 +17,7 @@ template <class Config>
 struct Addends {
   // TMA tiles of 64 rows x 32 columns for each warpgroup, and how many of them fit in a stage.
   static constexpr int TILES = Config::ADDS_IN_PLACE ? Config::COLS / 32 : 0;
-  static constexpr int PER_STAGE = 1 + Config::TILE_N / (64 * Config::WARPGROUPS);
+  static constexpr int PER_STAGE = 1 + Config::TILE_N / (WARPGROUP_ROWS * Config::WARPGROUPS);
   static constexpr int STAGES = (TILES + PER_STAGE - 1) / PER_STAGE;  // that a tile's part of the result passes
 
   __device__ static bool used(const GemmParams& params) { return TILES > 0 && params.finish == Finish::adds; }
@@ -32,7 +33,7 @@ struct Addends {
       for (int i = 0; i < count; ++i) {
         for (int warpgroup = 0; warpgroup < Config::WARPGROUPS; ++warpgroup) {
           tma_load_once(params.out_map, pipeline.addends(stage, i, warpgroup), full, tile.n + 32 * (first + i),
-                        tile.m + 64 * warpgroup, tile.group);
+                        tile.m + WARPGROUP_ROWS * warpgroup, tile.group);
         }
       }
     }
@@ -49,7 +50,7 @@ struct Addends {
 #pragma unroll
       for (int piece = first; piece < first + PER_STAGE && piece < TILES; ++piece) {
         add_tile(sums[piece / EACH] + 16 * (piece % EACH), upper, lower,
-                 pipeline.addends(stage, piece - first, threadIdx.x / 128 - 1));
+                 pipeline.addends(stage, piece - first, threadIdx.x / WARPGROUP_THREADS - 1));
       }
       fence_proxy_async();
       __syncwarp();
@@ -69,7 +70,7 @@ struct Addends {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
           tma_store_once(params.out_map, pipeline.addends(stage, i, warpgroup), tile.n + 32 * (first + i),
-                         tile.m + 64 * warpgroup, tile.group);
+                         tile.m + WARPGROUP_ROWS * warpgroup, tile.group);
         }
       }
       bulk_commit_group();
@@ -85,7 +86,7 @@ struct Addends {
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row % 2;
     const int chunk = (lane % 4 / 2 ^ row ^ 4 * odd) * 16;
-    addends += threadIdx.x / 32 % 4 * OUT_TILE_BYTES + row * SWIZZLE_BYTES + lane % 2 * 8;
+    addends += threadIdx.x / 32 % WARPGROUP_WARPS * OUT_TILE_BYTES + row * SWIZZLE_BYTES + lane % 2 * 8;
     float2 values[8];  // all loaded before the first store: nvcc moves no load above a store that it might alias
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

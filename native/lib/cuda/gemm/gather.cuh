@@ -41,20 +41,20 @@ class RowGather {
   static constexpr bool TRANSPOSED = LEFT ? Config::LEFT_TRANSPOSED : Config::RIGHT_TRANSPOSED;
   static constexpr int BYTES = SWIZZLE_BYTES / Config::K_ELEMENTS;  // of an element
   static constexpr int ROWS = LEFT ? Config::TILE_M : Config::TILE_N;
-  // A K-block of the operand in smem, as load_operand would have TMA write it: one box of the tile's rows if tokens
-  // lie along K, else a box of 64 rows for each 64 columns. A row of a box has 128 bytes, swizzled.
-  static constexpr int BOXES = TRANSPOSED ? ROWS / 64 : 1, BOX_ROWS = TRANSPOSED ? 64 : ROWS;
-  // Eight lanes copy a row of a box, so a warp copies four at a time, and the gathering warps take turns.
+  // A K-block of the operand in smem, as load_operand would have TMA write it: one TMA tile of the tile's rows if
+  // tokens lie along K, else one of 64 rows for each 64 columns. A row of it has 128 bytes, swizzled.
+  static constexpr int TMA_TILES = TRANSPOSED ? ROWS / 64 : 1, TMA_TILE_ROWS = TRANSPOSED ? 64 : ROWS;
+  // Eight lanes copy such a row, so a warp copies four at a time, and the gathering warps take turns.
   static constexpr int CHUNK = 16, LANES = SWIZZLE_BYTES / CHUNK, ROWS_AT_ONCE = 32 / LANES;
-  static constexpr int STEP = ROWS_AT_ONCE * GATHER_WARPS, COPIES = BOX_ROWS / STEP;
-  static constexpr int LOOKUPS = BOX_ROWS / 32;  // rows of a box whose tokens a lane looks up
-  static constexpr int32_t NOWHERE = -1;         // the row has no token and is zeros
+  static constexpr int STEP = ROWS_AT_ONCE * GATHER_WARPS, COPIES = TMA_TILE_ROWS / STEP;
+  static constexpr int LOOKUPS = TMA_TILE_ROWS / 32;  // rows of a TMA tile whose tokens a lane looks up
+  static constexpr int32_t NOWHERE = -1;              // the row has no token and is zeros
   static_assert(Config::GATHERED != Gathered::right || TRANSPOSED, "weights have no tokens");
   static_assert(STEP % 8 == 0, "rows of one lane are swizzled alike");
   static_assert(COPIES <= 32, "Sources::present has a bit for each");
 
   // What this lane copies: the addresses of its chunk of each of its rows, and a bit for each row that has a token.
-  // `whole`: all rows of the box have one.
+  // `whole`: all rows of the TMA tile have one.
   struct Sources {
     const uint8_t* at[COPIES];
     uint32_t present;
@@ -68,7 +68,7 @@ class RowGather {
     int32_t rows = TRANSPOSED ? tile.rows : tile.rows - tile.m;
     int columns = params_.token_cols - first;  // from the K-block's first one on
     const uint8_t* from = params_.tokens + int64_t{BYTES} * (first + column_);
-    asm volatile("" : "+l"(from));  // one addition to it for each row, and not two
+    asm volatile("" : "+l"(from));  // opaque: the compiler would add both terms of the sum to each row's offset
     int64_t choices[LOOKUPS];
     Sources sources;
     load_choices(start, rows, choices);
@@ -78,13 +78,13 @@ class RowGather {
       if constexpr (TRANSPOSED) {
         set_sources(choices, rows, from, sources);
         // of the next K-block: they arrive while this one's rows are copied
-        rows -= BOX_ROWS;
-        load_choices(start + BOX_ROWS * (block + 1), rows, choices);
+        rows -= TMA_TILE_ROWS;
+        load_choices(start + TMA_TILE_ROWS * (block + 1), rows, choices);
       }
       if (borrowed && block == Config::FIRST_BORROWED) pipeline_.wait_tile_released(number);
       const int stage = pipeline_.gather_acquire();
       const uint32_t into = into_ + stage * (ROWS * SWIZZLE_BYTES);
-      if (sources.whole && columns >= Config::K_ELEMENTS * BOXES) {
+      if (sources.whole && columns >= Config::K_ELEMENTS * TMA_TILES) {
         copy<true>(sources, columns, into);
       } else {
         copy<false>(sources, columns, into);
@@ -107,7 +107,7 @@ class RowGather {
       choices[i] = __ldg(params_.rows_at.of_rows + row + min(lane_ + 32 * i, count - 1));
   }
 
-  // The addresses of all rows that this lane copies, of `count` in the box, before the first copy, so that no copy
+  // The addresses of all rows that this lane copies, of `count` in the TMA tile, before the first copy, so that no copy
   // waits for its address.
   __device__ __forceinline__ void set_sources(const int64_t (&choices)[LOOKUPS], int32_t count, const uint8_t* from,
                                               Sources& sources) const {
@@ -136,9 +136,9 @@ class RowGather {
     for (int i = 0; i < COPIES; ++i) {
       const uint32_t to = into + i * STEP * SWIZZLE_BYTES;
 #pragma unroll
-      for (int box = 0; box < BOXES; ++box) {
-        const bool present = WHOLE || ((sources.present >> i & 1) && columns - column_ > Config::K_ELEMENTS * box);
-        cp_async_or_zeros<true>(to + box * BLOCK_BYTES, sources.at[i] + box * SWIZZLE_BYTES, present);
+      for (int part = 0; part < TMA_TILES; ++part) {
+        const bool present = WHOLE || ((sources.present >> i & 1) && columns - column_ > Config::K_ELEMENTS * part);
+        cp_async_or_zeros<true>(to + part * BLOCK_BYTES, sources.at[i] + part * SWIZZLE_BYTES, present);
       }
     }
   }
@@ -153,7 +153,7 @@ class RowGather {
   const GemmParams& params_;
   GemmPipeline<Config>& pipeline_;
   const int lane_;
-  int first_row_, column_;  // of a box: the first row that this lane copies, and the column of its chunk
+  int first_row_, column_;  // of a TMA tile: the first row that this lane copies, and the column of its chunk
   uint32_t into_;           // smem address of that chunk in the first stage
 };
 

@@ -1,18 +1,11 @@
 // The mainloop of one tile: wgmma over its K-blocks, accumulated in the registers of a warpgroup.
 #pragma once
 
+#include "config.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "pipeline.cuh"
 
 namespace octavo::cuda {
-
-// When a warpgroup promotes wgmma's accumulators to its own fp32 sums, and by what they are scaled.
-enum class Promotion : int32_t {
-  none = 0,     // never: 16-bit operands, fast accumulation
-  plain = 1,    // every K-block of 128
-  square = 2,   // with one scale per row of the left and one per 128 x 128 block of the right operand
-  vectors = 3,  // with one scale per row of the left and one per column of the right operand
-};
 
 // A warpgroup's sums: PARTS of 64 rows x PART_COLS columns side by side, PART_COLS / 2 sums per thread and part. In a
 // part thread t of the warpgroup holds, for each j < PART_COLS / 8, at 4 j and 4 j + 1 the row 16 (t / 32) + t % 32 /
@@ -25,15 +18,17 @@ class GemmMainloop {
   __device__ GemmMainloop(const GemmParams& params, GemmPipeline<Config>& pipeline)
       : params_(params), pipeline_(pipeline) {
     // The shuffle tells the compiler that the value is uniform across the warp.
-    const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / 128 - 1, 0);
-    row_ = Config::SPLITS_ROWS ? warpgroup * 64 : 0;
+    const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / WARPGROUP_THREADS - 1, 0);
+    row_ = Config::SPLITS_ROWS ? warpgroup * WARPGROUP_ROWS : 0;
     col_ = Config::SPLITS_ROWS ? 0 : warpgroup * Config::COLS;
     left_ = matrix_descriptor(pipeline.left(0) + row_ * SWIZZLE_BYTES);
     right_ = matrix_descriptor(pipeline.right(0) + col_ * SWIZZLE_BYTES);
   }
 
   // The row of the thread's first sum within the tile, and the first column of a part.
-  __device__ int row() const { return row_ + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4); }
+  __device__ int row() const {
+    return row_ + static_cast<int>(threadIdx.x % WARPGROUP_THREADS / 32 * WARP_ROWS + threadIdx.x % 32 / 4);
+  }
   __device__ int col(int part) const { return col_ + part * Config::PART_COLS; }
 
   __device__ void run(const GemmTileAt& tile, Sums& sums) {

@@ -1,20 +1,19 @@
 // The smem pipeline between the producer warp, which issues TMA loads, the consumer warpgroups, which issue wgmma, and
-// in some launches a store warp for each of them, which issues the TMA stores of its results, and warps that copy what
-// TMA does not find, the rows of tokens.
+// in some launches a store warp for each of them, which issues the TMA stores of its results, or warps that gather rows
+// of tokens, which TMA cannot load by an index.
 #pragma once
 
+#include "config.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/device/wgmma.cuh"
 #include "params.h"
 #include "schedule.cuh"
 
 namespace octavo::cuda {
 
-constexpr int WARPGROUP_WARPS = 4;
 constexpr uint32_t TILE_SLOTS = 4;  // how many tiles the producer may run ahead
 
-// Warps of the producer's warpgroup: the producer's own, then those that store, then those that gather rows of tokens.
-// Beside these one warp stores for both consumer warpgroups.
+// The four warps of the producer's warpgroup are the producer itself, then those that store, one for each consumer
+// warpgroup, then those that gather rows of tokens. Where two gather, one is left to store for all consumers.
 constexpr int GATHER_WARPS = 2;
 template <class Config>
 constexpr int store_warps = Config::GATHERED == Gathered::none ? Config::WARPGROUPS : 1;
@@ -26,15 +25,11 @@ __device__ __forceinline__ bool waits_for_borrowed(const GemmParams& params) {
   return Config::BORROWED_TILES > 0 && params.out_by_tma && !params.store_warps;
 }
 
-// Row scales are loaded from a multiple of 4 at or before the tile's first row, because a TMA load starts at 16 bytes:
-// so many more than the tile has rows. In smem a stage's begin at 128 bytes, where TMA writes.
-constexpr int SCALE_TILE_EXTRA = 4, SCALE_ROOM_EXTRA = 32;
-
 // Floats from one staged row to the next: eight rows of eight words then hit every bank exactly twice.
 constexpr int STAGED_PITCH = 128 + 8;
 
 // Rounded results before their TMA store: TMA tiles of a warp's 16 rows of 128 bytes, swizzled.
-constexpr int OUT_TILE_BYTES = 16 * SWIZZLE_BYTES;
+constexpr int OUT_TILE_BYTES = WARP_ROWS * SWIZZLE_BYTES;
 
 template <class Config>
 struct GemmSmem {
@@ -135,7 +130,7 @@ class GemmPipeline {
     const int stage = (read_.at + Config::STAGES - 1 - (number - Config::OUT_TILES)) % Config::STAGES;
     return smem_.left[stage] + warp * OUT_TILE_BYTES;
   }
-  __device__ float* columns() const { return smem_.columns[threadIdx.x / 128 - 1]; }
+  __device__ float* columns() const { return smem_.columns[threadIdx.x / WARPGROUP_THREADS - 1]; }
 
   __device__ int next_stage() const { return read_.at; }
   __device__ uint64_t* full_barrier(int stage) const { return &smem_.full_barriers[stage]; }
@@ -219,12 +214,14 @@ class GemmPipeline {
 
   // Consumer: waits until the last tile's results have left smem.
   __device__ void results_acquire() {
-    mbarrier_wait(&smem_.results_empty_barriers[threadIdx.x / 128 - 1], results_parity_ ^ 1);
+    mbarrier_wait(&smem_.results_empty_barriers[threadIdx.x / WARPGROUP_THREADS - 1], results_parity_ ^ 1);
     results_parity_ ^= 1;
   }
 
   // Consumer, one lane of a warp: its results are in smem, and each lane has fenced its writes.
-  __device__ void results_publish() { mbarrier_arrive(&smem_.results_full_barriers[threadIdx.x / 128 - 1]); }
+  __device__ void results_publish() {
+    mbarrier_arrive(&smem_.results_full_barriers[threadIdx.x / WARPGROUP_THREADS - 1]);
+  }
 
   // Store thread: waits for a warpgroup's results.
   __device__ void results_wait(int warpgroup) {
@@ -237,7 +234,7 @@ class GemmPipeline {
 
   // Consumer, one lane of a warp: its sums have been added to what a stage holds, and each lane has fenced its writes.
   __device__ void addends_publish(int stage) {
-    mbarrier_arrive(&smem_.addends_full_barriers[threadIdx.x / 128 - 1][stage]);
+    mbarrier_arrive(&smem_.addends_full_barriers[threadIdx.x / WARPGROUP_THREADS - 1][stage]);
   }
 
   // Store thread: the next stage of the ring, past which it moves on.

@@ -29,7 +29,7 @@ class ScaleRelay {
   // The relay waits for a free stage before it passes on the K-block in the stage before.
   static_assert(Config::STAGES >= 2, "a single stage would never be passed on");
 
-  // The scales of BLOCKS K-blocks, of each of the lane's rows; zeros where a row is nowhere.
+  // The scales of BLOCKS K-blocks, of each of the lane's rows; zeros where a row has no token.
   struct Scales {
     float of[ROWS][BLOCKS];
   };

@@ -36,7 +36,7 @@ class GemmSchedule {
 
  private:
   static constexpr int TILE_M = Config::TILE_M, TILE_N = Config::TILE_N;
-  static constexpr int HEIGHT = TILE_M == 64 ? 2 : HEIGHT_128;
+  static constexpr int HEIGHT = TILE_M == 64 ? HEIGHT_64 : HEIGHT_128;
   // m-grouped tiles are found by the plan's blocks of this height
   static_assert(TILE_HEIGHTS[HEIGHT] == TILE_M || Config::K_GROUPED);
 

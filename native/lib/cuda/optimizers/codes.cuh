@@ -81,7 +81,7 @@ __device__ __forceinline__ void write_codes(MasterTile& tile, uint32_t thread, u
         if ((full || row < stored_rows) && plain) store_global(reinterpret_cast<void*>(codes + apart), rows[k]);
         codes += cols;
       }
-      transpose4(rows[0], rows[1], rows[2], rows[3]);
+      transpose_bytes(rows[0], rows[1], rows[2], rows[3]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) column[k][quad] = rows[k];
     }

@@ -4,6 +4,7 @@
 // registers; with a pitch of 33 words per column neither direction has more than two-way bank conflicts.
 #pragma once
 
+#include "cuda/device/transpose.cuh"
 #include "cuda/device/values.cuh"
 #include "planes.cuh"
 
@@ -11,6 +12,7 @@ namespace octavo::cuda {
 
 constexpr int CODE_TILE_COLS = 64;
 constexpr int CODE_TILE_THREADS = 256;
+constexpr int CODE_TILE_WARPS = CODE_TILE_THREADS / 32;
 constexpr int COLUMN_WORDS = PANEL_ROWS / 4;
 constexpr int COLUMN_PITCH = COLUMN_WORDS + 1;
 
@@ -27,11 +29,11 @@ OCTAVO_HD Block4 block4(int i) { return {i % (CODE_TILE_COLS / 4), i / (CODE_TIL
 __device__ __forceinline__ void get_rows(const CodeTile& tile, const Block4& block, uint32_t (&row)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) row[i] = tile.word[(4 * block.col4 + i) * COLUMN_PITCH + block.row4];
-  transpose_bytes(row);
+  transpose_bytes(row[0], row[1], row[2], row[3]);
 }
 
 __device__ __forceinline__ void put_rows(CodeTile& tile, const Block4& block, uint32_t (&row)[4]) {
-  transpose_bytes(row);
+  transpose_bytes(row[0], row[1], row[2], row[3]);
 #pragma unroll
   for (int i = 0; i < 4; ++i) tile.word[(4 * block.col4 + i) * COLUMN_PITCH + block.row4] = row[i];
 }

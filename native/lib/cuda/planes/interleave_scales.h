@@ -1,4 +1,4 @@
-// Scales of columns, two halves, as scales of columns that take interleaved.
+// Scales of columns that are two halves, brought into the order of interleaved columns.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,8 +9,8 @@
 
 namespace octavo::cuda {
 
-// `rows` rows, `pitch` apart, of which a plan has as many as panels: nobody has written scales of others. `block`
-// columns of a half stay together.
+// From `halves` to `interleaved`, both [rows][pitch] with `cols` scales in a row; `block` columns of a half stay
+// together. With a plan rows are panels, and only those in use: nobody has written scales of others.
 void interleave_scales(const float* halves, int64_t rows, int64_t pitch, int64_t cols, int64_t block,
                        const PlanView* plan, float* interleaved, cudaStream_t stream);
 

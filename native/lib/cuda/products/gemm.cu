@@ -24,6 +24,9 @@ namespace {
 // The most K-blocks of a tile with which store warps pay, see store_warps_pay.
 constexpr int64_t FEW_BLOCKS = 6;
 
+// A CTA leaves the schedule at an index past the last tile, by at most the number of CTAs: all indices are int32.
+constexpr int64_t MOST_TILES = INT32_MAX - 65536;
+
 Promotion promotion_of(const GemmSpec& spec) {
   if (!multiplies_fp8(spec) || spec.fast_accumulation) return Promotion::none;
   if (spec.scaling != Scaling::block) return Promotion::plain;
@@ -131,6 +134,26 @@ Error set_scales(const GemmArgs& args, const Side& left, const Side& right, cons
                        rows ? ceil_div(right.cols, 128) : right.panels, tile.cols, &params.right_scales);
 }
 
+// The operands' and the result's order, without tensor maps: those are made for operands that have rows.
+GemmParams params_of(const GemmArgs& args, const Side& left, const Side& right) {
+  GemmParams params = {};
+  params.plan = args.plan;
+  params.rows = args.rows;
+  params.groups = static_cast<int32_t>(args.groups);
+  params.k_grouped = args.spec.gemm == Gemm::wgrad;
+  params.height = static_cast<int32_t>(args.n);
+  params.width = static_cast<int32_t>(out_cols(args));
+  params.k_blocks = static_cast<int32_t>(ceil_div(left.cols, SWIZZLE_BYTES / left.element_bytes));
+  params.left_walk = left.walk;
+  params.right_walk = right.walk;
+  params.left_interleave = interleave_bits(left);
+  params.right_interleave = interleave_bits(right);
+  params.panels_each = right.walk == OperandWalk::stacked ? static_cast<int32_t>(ceil_div(args.n, PANEL_ROWS)) : 0;
+  set_tokens(args, gathered_of(args), params);
+  set_epilogue(args, params);
+  return params;
+}
+
 // Whether store warps make a difference: a tile needs stages that the last one's results borrowed, and few K-blocks
 // follow to hide the wait for them. With 3 to 6 K-blocks a GEMM then takes 0.90 to 0.99 of the time, with fewer up to
 // 1.09 (docs/decisions/0012).
@@ -138,6 +161,25 @@ bool store_warps_pay(const GemmArgs& args, const GemmParams& params, const Side&
   const int64_t each = SWIZZLE_BYTES / left.element_bytes;
   const int64_t k_blocks = params.k_grouped ? ceil_div(ceil_div(args.rows, args.groups), each) : params.k_blocks;
   return k_blocks > kernel.first_borrowed && k_blocks <= FEW_BLOCKS;
+}
+
+// The tensor maps of operands, scales and result, and who stores the result.
+Error set_maps(const GemmArgs& args, const Side& left, const Side& right, const GemmTile& tile,
+               const GemmKernel& kernel, GemmParams& params) {
+  const Gathered gathered = gathered_of(args);
+  if (gathered != Gathered::left) {
+    if (const Error error = encode_side(left, args, tile.rows, &params.left)) return error;
+  }
+  if (gathered != Gathered::right) {
+    if (const Error error = encode_side(right, args, tile.cols, &params.right)) return error;
+  }
+  if (const Error error = set_scales(args, left, right, tile, params)) return error;
+  const bool adds = params.finish == Finish::adds, bf16 = args.spec.out_dtype == DType::bf16;
+  params.out_by_tma = kernel.stores_by_tma && (adds || (params.finish <= Finish::columns && bf16));
+  params.store_warps = adds ? kernel.adds_in_place
+                            : params.out_by_tma && kernel.store_warps && store_warps_pay(args, params, left, kernel);
+  if (!params.out_by_tma) return {};
+  return encode_out(args, params.store_warps ? WARPGROUP_ROWS : WARP_ROWS, &params.out_map);
 }
 
 Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cudaStream_t stream) {
@@ -149,51 +191,19 @@ Error launch_gemm(const GemmArgs& args, const Side& left, const Side& right, cud
   const int number =
       args.tile >= 0 ? args.tile : gemm_tile(args.spec, args.rows, args.n, args.k, args.groups, sms, -1).tile;
   const GemmTile& tile = GEMM_TILES[number];
-  const bool k_grouped = args.spec.gemm == Gemm::wgrad;
-
-  GemmParams params = {};
-  params.plan = args.plan;
-  params.rows = args.rows;
-  params.groups = static_cast<int32_t>(args.groups);
-  params.k_grouped = k_grouped;
-  params.height = static_cast<int32_t>(args.n);
-  params.width = static_cast<int32_t>(out_cols(args));
-  params.k_blocks = static_cast<int32_t>(ceil_div(left.cols, SWIZZLE_BYTES / left.element_bytes));
-  params.left_walk = left.walk;
-  params.right_walk = right.walk;
-  params.left_interleave = interleave_bits(left);
-  params.right_interleave = interleave_bits(right);
-  params.panels_each = right.walk == OperandWalk::stacked ? static_cast<int32_t>(ceil_div(args.n, PANEL_ROWS)) : 0;
-  const Gathered gathered = gathered_of(args);
-  set_tokens(args, gathered, params);
-  set_epilogue(args, params);
-
-  const int64_t down = k_grouped ? args.groups * ceil_div(args.n, tile.rows)
-                                 : block_bound(args.rows, args.groups, tile.rows) + ceil_div(args.rows, tile.rows);
+  GemmParams params = params_of(args, left, right);
+  const int64_t down = params.k_grouped
+                           ? args.groups * ceil_div(args.n, tile.rows)
+                           : block_bound(args.rows, args.groups, tile.rows) + ceil_div(args.rows, tile.rows);
   const int64_t tiles = down * ceil_div(params.width, tile.cols);
-  if (tiles > INT32_MAX - 65536) return unsupported("the result has more than 2^31 tiles; split the call");
+  if (tiles > MOST_TILES) return unsupported("the result has more than 2^31 tiles; split the call");
   if (tiles == 0) return {};
   const GemmKernel kernel = kernel_of(args, number);
   if (kernel.entry == nullptr)
     return unsupported("the CUDA kernels have no tile of this number for these formats; give -1 to have one chosen");
   // Without rows there are no operands and every tile is zero: the maps stay undefined and are not used.
   if (args.rows > 0) {
-    if (gathered != Gathered::left) {
-      if (const Error error = encode_side(left, args, tile.rows, &params.left)) return error;
-    }
-    if (gathered != Gathered::right) {
-      if (const Error error = encode_side(right, args, tile.cols, &params.right)) return error;
-    }
-    if (const Error error = set_scales(args, left, right, tile, params)) return error;
-    params.out_by_tma =
-        kernel.stores_by_tma &&
-        (params.finish == Finish::adds || (params.finish <= Finish::columns && args.spec.out_dtype == DType::bf16));
-    params.store_warps = params.finish == Finish::adds
-                             ? kernel.adds_in_place
-                             : params.out_by_tma && kernel.store_warps && store_warps_pay(args, params, left, kernel);
-    if (params.out_by_tma) {
-      if (const Error error = encode_out(args, params.store_warps ? 64 : 16, &params.out_map)) return error;
-    }
+    if (const Error error = set_maps(args, left, right, tile, kernel, params)) return error;
   }
   cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
   void* arguments[] = {&params};

@@ -1,6 +1,7 @@
 // The compiled kernels, by operand types. Each .cu file of this folder instantiates some of them.
 #pragma once
 
+#include "common/gemm_tile.h"
 #include "cuda/gemm/kernel.cuh"
 
 namespace octavo::cuda {

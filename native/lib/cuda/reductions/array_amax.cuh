@@ -1,8 +1,8 @@
 // Amaxes of groups whose rows an index repeats: each row of the array has been read once, in the pass before.
 #pragma once
 
+#include "cuda/tile/arrays.cuh"
 #include "cuda/tile/maxima.cuh"
-#include "cuda/tile/sources.cuh"
 
 namespace octavo::cuda {
 

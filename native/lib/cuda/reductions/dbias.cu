@@ -62,11 +62,11 @@ __global__ void __launch_bounds__(THREADS) sum_panels_kernel(const __grid_consta
 
 }  // namespace
 
-Error sum_panels(const float* partial, float* out, int64_t rows, int64_t cols, int64_t groups, int64_t matrix_rows,
-                 const int64_t* plan, const int32_t* unchanged, cudaStream_t stream) {
+Error sum_panels(const float* partial, float* out, const Input& x, int64_t cols, const int32_t* unchanged,
+                 cudaStream_t stream) {
   if (cols == 0) return {};
-  const Job job = {partial, out, {rows, groups, matrix_rows, plan}, cols, unchanged};
-  const dim3 grid = {static_cast<unsigned>(ceil_div(cols, THREADS)), grid_for(groups, MAX_GRID_Y)};
+  const Job job = {partial, out, {x.rows, x.groups, x.matrix_rows, x.plan}, cols, unchanged};
+  const dim3 grid = {static_cast<unsigned>(ceil_div(cols, THREADS)), grid_for(x.groups, MAX_GRID_Y)};
   sum_panels_kernel<<<grid, THREADS, 0, stream>>>(job);
   return launched();
 }

@@ -11,7 +11,7 @@
 
 #include "common/check.h"
 #include "cuda/device/launch.h"
-#include "octavo/activations.h"
+#include "octavo/numerics.h"
 
 namespace octavo::cuda {
 namespace {
@@ -23,9 +23,7 @@ struct Job {
   const void* x;
   int64_t rows, cols, row_stride;
   float epsilon;
-  float* mean;
-  float* rest;
-  float* rstd;
+  NormStatistics to;
   const int64_t* plan;
   const int32_t* unchanged;
   bool vectors;  // eight elements are aligned to 16 bytes
@@ -145,10 +143,10 @@ __global__ void __launch_bounds__(THREADS) norm_kernel(const __grid_constant__ J
     }
     if (lane == 0) {
       if constexpr (with_mean) {
-        job.mean[row] = mean;
-        job.rest[row] = rest;
+        job.to.mean[row] = mean;
+        job.to.rest[row] = rest;
       }
-      job.rstd[row] = norm_rstd(mean_square, job.epsilon);
+      job.to.rstd[row] = __fdiv_rn(1.0f, __fsqrt_rn(mean_square + job.epsilon));
     }
   }
 }
@@ -173,17 +171,17 @@ Error launch_norm(const Job& job, Norm norm, cudaStream_t stream) {
 
 }  // namespace
 
-Error norm_statistics(const void* x, DType dtype, int64_t rows, int64_t cols, int64_t row_stride, Norm norm,
-                      float epsilon, float* mean, float* rest, float* rstd, const int64_t* plan,
-                      const int32_t* unchanged, cudaStream_t stream) {
-  if (rstd == nullptr) return invalid("rstd is null and the prologue is norm; give [rows] fp32 for it");
-  if (norm == Norm::layer && (mean == nullptr || rest == nullptr)) {
+Error norm_statistics(const Input& x, const Prologue& prologue, const NormStatistics& to, const int32_t* unchanged,
+                      cudaStream_t stream) {
+  if (to.rstd == nullptr) return invalid("rstd is null and the prologue is norm; give [rows] fp32 for it");
+  const Norm norm = prologue.norm;
+  if (norm == Norm::layer && (to.mean == nullptr || to.rest == nullptr)) {
     return invalid("mean is null and the prologue is LayerNorm; give [rows] fp32 for it");
   }
-  if (rows == 0 || cols == 0) return {};
-  const bool vectors = aligned(x, 16) && (row_stride * dtype_bytes(dtype)) % 16 == 0;
-  const Job job = {x, rows, cols, row_stride, epsilon, mean, rest, rstd, plan, unchanged, vectors};
-  switch (dtype) {
+  if (x.rows == 0 || x.cols == 0) return {};
+  const bool vectors = aligned(x.data, 16) && (x.row_stride * dtype_bytes(x.dtype)) % 16 == 0;
+  const Job job = {x.data, x.rows, x.cols, x.row_stride, prologue.epsilon, to, x.plan, unchanged, vectors};
+  switch (x.dtype) {
     case DType::f32: return launch_norm<DType::f32>(job, norm, stream);
     case DType::f16: return launch_norm<DType::f16>(job, norm, stream);
     default: return launch_norm<DType::bf16>(job, norm, stream);

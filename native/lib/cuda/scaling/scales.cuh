@@ -27,6 +27,13 @@ struct SecondLevel {
   float factor;
 };
 
+// The decode scale of a power of two that encodes: exponents add up to 254, 2^127 has the subnormal 2^-127, and NaN's
+// exponent is 255.
+__device__ __forceinline__ float inverse_power_of_two(float scale) {
+  const uint32_t exponent = bits_of(scale) >> 23;
+  return float_of(exponent < 254u ? (254u - exponent) << 23 : exponent == 254u ? 0x00400000u : NAN_BITS);
+}
+
 // The encode scale of a unit with this amax, and its stored decode scale. `encode_any` chooses the rule at run time.
 template <Kind K>
 struct Scale;
@@ -52,9 +59,7 @@ struct Scale<Kind::block> {
       return scale;
     }
     const float scale = fp32_scale_power_of_two(amax, F, options.epsilon);
-    // 1 / 2^k: exponents add up to 254, and 2^127 has the subnormal 2^-127. NaN's exponent is 255.
-    const uint32_t exponent = bits_of(scale) >> 23;
-    stored = float_of(exponent < 254u ? (254u - exponent) << 23 : exponent == 254u ? 0x00400000u : NAN_BITS);
+    stored = inverse_power_of_two(scale);
     return scale;
   }
   template <Format F>

@@ -71,6 +71,8 @@ constexpr int column_units() {  // row blocks per panel
   return unit_size(K) ? PANEL_ROWS / unit_size(K) : 1;
 }
 
+// Floats from one unit's encode scales to the next. Where panels are stored, neighbouring lanes write the units of one
+// column, which four floats more than there are columns put into different banks.
 constexpr int ENCODE_STRIDE = TILE_COLS + 4;
 
 template <class T>

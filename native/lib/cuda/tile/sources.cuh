@@ -1,55 +1,11 @@
-// What a tile quantizes: the input itself, or the result of a prologue, computed in fp32 and rounded once to the
-// input's dtype.
+// Sources of a tile that are the result of a prologue, computed in fp32 and rounded once to the input's dtype.
 #pragma once
 
-#include "cuda/device/packs.cuh"
-#include "cuda/device/rows_at.cuh"
-#include "cuda/device/values.cuh"
+#include "arrays.cuh"
 #include "octavo/activations.h"
-#include "octavo/interleave.h"
-#include "octavo/quantize.h"
 #include "slots.cuh"
 
 namespace octavo::cuda {
-
-// A source is what a kernel's tiles are made of. It has
-//
-//   Type                       of its values: F32, F16 or BF16
-//   inputs                     arrays that are loaded by `address` and `row_bytes`
-//   address(input, row, col)   of eight values of such an array, from a column that is a multiple of eight
-//   row_bytes(input)           from one row of it to the next
-//   computes                   true: tiles are made by make(inputs, row, col) from eight loaded values of each input,
-//   by
-//                              persistent kernels that prefetch them
-//   value(row, col)            a single value, for arrays that are not aligned
-//   kept                       if it does not compute: arrays that it loads into slots by itself, and how many
-//                              (Swiglu and its gradients, swiglu.cuh)
-template <class T>
-struct Plain {
-  using Type = T;
-  static constexpr int inputs = 1;
-  static constexpr bool computes = false;
-  static constexpr int kept = 0;
-  const char* data;
-  int64_t stride;
-  RowsAt rows_at{};  // where no prologue reads the rows
-
-  __device__ int64_t row_bytes(int) const { return stride * Pack<T>::bytes; }
-  __device__ const char* address(int, int64_t row, int64_t col) const {
-    return data + (row * stride + col) * Pack<T>::bytes;
-  }
-  __device__ Pack<T> load(int64_t row, int64_t col) const { return load_pack<T>(address(0, row, col)); }
-  __device__ float value(int64_t row, int64_t col) const { return load_value<T>(data, row * stride + col); }
-};
-
-// Eight results of `function`, each rounded once.
-template <class T, class Function>
-__device__ __forceinline__ Pack<T> pack_of(const Function& function) {
-  Pack<T> out;
-#pragma unroll
-  for (int pair = 0; pair < 4; ++pair) out.set(pair, function(2 * pair), function(2 * pair + 1));
-  return out;
-}
 
 // Calls `body` with the activation as a compile-time constant, so that eight values share one branch.
 template <class Body>
@@ -107,6 +63,84 @@ struct Activated {
   static __device__ float forward(Activation name, float gate, float up, float prob) {
     const float value = parts_of<T, true, false>(name, gate).value;
     return (is_gated(name) ? value * gated_factor(name, up) : value) * prob;
+  }
+};
+
+// Columns below F are the gate's gradient (or the only one), those from F on the up projection's.
+template <class T>
+struct ActivationGrad {
+  using Type = T;
+  static constexpr int inputs = 3;  // gate, up, dy
+  static constexpr bool computes = true;
+  Plain<T> x;
+  Plain<T> dy;
+  const float* probs;
+  int64_t features;
+  Activation activation;
+
+  __device__ int64_t row_bytes(int input) const { return input == 2 ? dy.row_bytes(0) : x.row_bytes(0); }
+  __device__ const char* address(int input, int64_t row, int64_t col) const {
+    const int64_t at = col >= features ? col - features : col;
+    if (input == 2) return dy.address(0, row, at);
+    return x.address(0, row, input && is_gated(activation) ? features + at : at);
+  }
+  __device__ Pack<T> make(const Pack<T> (&in)[3], int64_t row, int64_t col) const {
+    const bool is_up = col >= features;
+    const float prob = probs ? __ldg(probs + row) : 1.0f;
+    return with_activation(activation, [&](auto name) {
+      return pack_of<T>(
+          [&](int i) { return backward(name(), in[0].value(i), in[1].value(i), in[2].value(i) * prob, is_up); });
+    });
+  }
+  __device__ float value(int64_t row, int64_t col) const {
+    const bool is_up = col >= features;
+    const int64_t at = is_up ? col - features : col;
+    const float gate = x.value(row, at), up = is_gated(activation) ? x.value(row, features + at) : gate;
+    return backward(activation, gate, up, dy.value(row, at) * (probs ? __ldg(probs + row) : 1.0f), is_up);
+  }
+  static __device__ float backward(Activation name, float gate, float up, float grad, bool is_up) {
+    if (is_gated(name) && is_up) return up_passes(name, up) ? grad * parts_of<T, true, false>(name, gate).value : 0.0f;
+    const float dgate = grad * parts_of<T, false, true>(name, gate).slope;
+    return is_gated(name) ? dgate * gated_factor(name, up) : dgate;
+  }
+};
+
+// Each operation rounds. `rest` is what the rounding of the mean lost (reductions/norm.h).
+OCTAVO_HD float layer_norm(float x, float mean, float rest, float rstd, float gamma, float beta) {
+  return (((x - mean) - rest) * rstd) * gamma + beta;
+}
+
+OCTAVO_HD float rms_norm(float x, float rstd, float gamma) { return (x * rstd) * gamma; }
+
+template <class T>
+struct Normalized {
+  using Type = T;
+  static constexpr int inputs = 1;
+  static constexpr bool computes = true;
+  Plain<T> x;
+  const void* gamma;
+  const void* beta;
+  const float* mean;  // null: RMSNorm
+  const float* rest;
+  const float* rstd;
+
+  __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
+  __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
+  __device__ Pack<T> make(const Pack<T> (&in)[1], int64_t row, int64_t col) const {
+    const Pack<T> scale = load_pack<T>(static_cast<const char*>(gamma) + col * Pack<T>::bytes);
+    const Pack<T> shift = beta ? load_pack<T>(static_cast<const char*>(beta) + col * Pack<T>::bytes) : zeros<T>();
+    const float center = mean ? __ldg(mean + row) : 0.0f, left = mean ? __ldg(rest + row) : 0.0f;
+    const float spread = __ldg(rstd + row);
+    return pack_of<T>(
+        [&](int i) { return forward(in[0].value(i), center, left, spread, scale.value(i), shift.value(i)); });
+  }
+  __device__ float value(int64_t row, int64_t col) const {
+    return forward(x.value(row, col), mean ? __ldg(mean + row) : 0.0f, mean ? __ldg(rest + row) : 0.0f,
+                   __ldg(rstd + row), load_value<T>(gamma, col), beta ? load_value<T>(beta, col) : 0.0f);
+  }
+  __device__ float forward(float in, float center, float left, float spread, float scale, float shift) const {
+    if (!mean) return rms_norm(in, spread, scale);
+    return layer_norm(in, center, left, spread, scale, shift);
   }
 };
 
@@ -178,83 +212,6 @@ struct JoinedSwigluGrad : SwigluGrad<T> {
   }
 };
 
-// Plain, rounded to MXFP4's values when it has been loaded (mxfp4.cuh), in blocks of a row or down a column.
-template <class T>
-struct Rounded : Plain<T> {};
-template <class T>
-struct RoundedColumns : Plain<T> {};
-
-// Matrices whose columns, or whose rows, are two halves that take turns in the array. Halves are a multiple of eight,
-// and blocks are one or a multiple of eight: a thread's values along that axis are then of one half, and either every
-// other one of the array or neighbours.
-template <class T>
-struct Interleaved {
-  using Type = T;
-  static constexpr int inputs = 1;
-  static constexpr bool computes = false;
-  static constexpr int kept = 0;
-  Plain<T> array;
-  int64_t half, block;
-  uint32_t matrix_rows;  // 0: columns take turns
-  Divisor by_matrix;
-
-  static Interleaved of(const Plain<T>& array, const Input& input) {
-    const bool cols = input.interleaved_cols > 0;
-    const uint32_t rows = cols ? 0 : static_cast<uint32_t>(input.matrix_rows);
-    return {array, (cols ? input.cols : input.matrix_rows) / 2, input.interleaved_cols + input.interleaved_rows, rows,
-            Divisor::of(rows ? rows : 1)};
-  }
-  // Whether the columns of both halves take turns one by one.
-  __device__ bool in_pairs() const { return block == 1 && !matrix_rows; }
-  __device__ int64_t row_bytes(int) const { return array.row_bytes(0) * (matrix_rows && block == 1 ? 2 : 1); }
-  // Of columns in pairs: of the first pair.
-  __device__ const char* address(int, int64_t row, int64_t col) const {
-    if (in_pairs()) return array.address(0, row, 2 * (col >= half ? col - half : col));
-    if (!matrix_rows) return array.address(0, row, interleaved_at(col, half, block));
-    const uint32_t local = static_cast<uint32_t>(row) - by_matrix.quotient(static_cast<uint32_t>(row)) * matrix_rows;
-    return array.address(0, row - local + interleaved_at(local, half, block), col);
-  }
-};
-
-// MXFP4 as bf16, which holds its values: half a byte per element and a scale per 32, loaded straight to registers.
-struct Packed {
-  using Type = BF16;
-  static constexpr int inputs = 1;
-  static constexpr bool computes = false;
-  static constexpr int kept = 0;
-  const uint8_t* codes;
-  const uint8_t* scales;
-  int64_t cols;
-
-  // Eight codes, and the scale of their block.
-  __device__ uint32_t codes_at(int64_t row, int64_t col) const {
-    return __ldg(reinterpret_cast<const uint32_t*>(codes) + (row * cols + col) / 8);
-  }
-  __device__ uint8_t scale_at(int64_t row, int64_t col) const { return __ldg(scales + (row * cols + col) / 32); }
-  static __device__ Pack<BF16> make(uint32_t codes, uint8_t scale) {
-    float values[8];
-    decode4<Format::e2m1>(spread_nibbles(codes & 0xFFFFu), values);
-    decode4<Format::e2m1>(spread_nibbles(codes >> 16), values + 4);
-    const float factor = e8m0_value(scale);
-    return pack_of<BF16>([&](int i) { return values[i] * factor; });
-  }
-};
-
-template <class S>
-constexpr bool is_plain = std::is_same_v<S, Plain<typename S::Type>>;
-
-template <class S>
-constexpr bool is_packed = std::is_same_v<S, Packed>;
-
-template <class S>
-constexpr bool is_interleaved = std::is_same_v<S, Interleaved<typename S::Type>>;
-
-template <class S>
-constexpr bool rounds_columns = std::is_same_v<S, RoundedColumns<typename S::Type>>;
-
-template <class S>
-constexpr bool is_rounded = rounds_columns<S> || std::is_same_v<S, Rounded<typename S::Type>>;
-
 // Swiglu, SwigluGrad and JoinedSwigluGrad.
 template <class S>
 constexpr bool keeps_slots = !S::computes && !is_plain<S> && !is_packed<S> && !is_rounded<S> && !is_interleaved<S>;
@@ -264,76 +221,5 @@ constexpr bool makes_halves = std::is_same_v<S, SwigluGrad<typename S::Type>>;
 
 template <class S>
 constexpr bool joins_halves = std::is_same_v<S, JoinedSwigluGrad<typename S::Type>>;
-
-// Columns below F are the gate's gradient (or the only one), those from F on the up projection's.
-template <class T>
-struct ActivationGrad {
-  using Type = T;
-  static constexpr int inputs = 3;  // gate, up, dy
-  static constexpr bool computes = true;
-  Plain<T> x;
-  Plain<T> dy;
-  const float* probs;
-  int64_t features;
-  Activation activation;
-
-  __device__ int64_t row_bytes(int input) const { return input == 2 ? dy.row_bytes(0) : x.row_bytes(0); }
-  __device__ const char* address(int input, int64_t row, int64_t col) const {
-    const int64_t at = col >= features ? col - features : col;
-    if (input == 2) return dy.address(0, row, at);
-    return x.address(0, row, input && is_gated(activation) ? features + at : at);
-  }
-  __device__ Pack<T> make(const Pack<T> (&in)[3], int64_t row, int64_t col) const {
-    const bool is_up = col >= features;
-    const float prob = probs ? __ldg(probs + row) : 1.0f;
-    return with_activation(activation, [&](auto name) {
-      return pack_of<T>(
-          [&](int i) { return backward(name(), in[0].value(i), in[1].value(i), in[2].value(i) * prob, is_up); });
-    });
-  }
-  __device__ float value(int64_t row, int64_t col) const {
-    const bool is_up = col >= features;
-    const int64_t at = is_up ? col - features : col;
-    const float gate = x.value(row, at), up = is_gated(activation) ? x.value(row, features + at) : gate;
-    return backward(activation, gate, up, dy.value(row, at) * (probs ? __ldg(probs + row) : 1.0f), is_up);
-  }
-  static __device__ float backward(Activation name, float gate, float up, float grad, bool is_up) {
-    if (is_gated(name) && is_up) return up_passes(name, up) ? grad * parts_of<T, true, false>(name, gate).value : 0.0f;
-    const float dgate = grad * parts_of<T, false, true>(name, gate).slope;
-    return is_gated(name) ? dgate * gated_factor(name, up) : dgate;
-  }
-};
-
-template <class T>
-struct Normalized {
-  using Type = T;
-  static constexpr int inputs = 1;
-  static constexpr bool computes = true;
-  Plain<T> x;
-  const void* gamma;
-  const void* beta;
-  const float* mean;  // null: RMSNorm
-  const float* rest;  // the rounding error of the mean, which matters where x - mean cancels
-  const float* rstd;
-
-  __device__ int64_t row_bytes(int) const { return x.row_bytes(0); }
-  __device__ const char* address(int, int64_t row, int64_t col) const { return x.address(0, row, col); }
-  __device__ Pack<T> make(const Pack<T> (&in)[1], int64_t row, int64_t col) const {
-    const Pack<T> scale = load_pack<T>(static_cast<const char*>(gamma) + col * Pack<T>::bytes);
-    const Pack<T> shift = beta ? load_pack<T>(static_cast<const char*>(beta) + col * Pack<T>::bytes) : zeros<T>();
-    const float center = mean ? __ldg(mean + row) : 0.0f, left = mean ? __ldg(rest + row) : 0.0f;
-    const float spread = __ldg(rstd + row);
-    return pack_of<T>(
-        [&](int i) { return forward(in[0].value(i), center, left, spread, scale.value(i), shift.value(i)); });
-  }
-  __device__ float value(int64_t row, int64_t col) const {
-    return forward(x.value(row, col), mean ? __ldg(mean + row) : 0.0f, mean ? __ldg(rest + row) : 0.0f,
-                   __ldg(rstd + row), load_value<T>(gamma, col), beta ? load_value<T>(beta, col) : 0.0f);
-  }
-  __device__ float forward(float in, float center, float left, float spread, float scale, float shift) const {
-    if (!mean) return rms_norm(in, spread, scale);
-    return layer_norm(in, center, left, spread, scale, shift);
-  }
-};
 
 }  // namespace octavo::cuda

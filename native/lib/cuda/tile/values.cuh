@@ -45,12 +45,6 @@ __device__ __forceinline__ void clear_uncoded(const Codes<F>& codes, Pack<BF16>&
     if (code_at(codes, i) == 0) values.word[i / 2] &= i % 2 ? 0x0000FFFFu : 0xFFFF0000u;
 }
 
-// The decode scale of a power of two that encodes: exponents add up to 254, and 2^127 has the subnormal 2^-127.
-__device__ __forceinline__ float inverse_power_of_two(float scale) {
-  const uint32_t exponent = bits_of(scale) >> 23;
-  return float_of(exponent < 254u ? (254u - exponent) << 23 : exponent == 254u ? 0x00400000u : NAN_BITS);
-}
-
 // Stores the staged panel of MXFP8 codes as values. `smem.encode` has the encode scales of its units.
 template <Format F, class S, class Smem>
 __device__ __forceinline__ void store_column_values(const TileArgs<S>& args, const Tile& tile, const Smem& smem) {

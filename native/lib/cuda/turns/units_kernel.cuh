@@ -2,7 +2,7 @@
 // has the limits of `served_in_units`.
 #pragma once
 
-#include "cuda/units/kernels.cuh"
+#include "cuda/units/square.cuh"
 #include "finish.cuh"
 
 namespace octavo::cuda {
