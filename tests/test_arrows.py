@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from source_tree import nodes
 from workspace import Package, packages, tracked
 
 # What each package may need of ours (architecture.md, "The tree"); a new package adds its row.
@@ -51,7 +52,7 @@ def _declared(package: Package) -> set[str]:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

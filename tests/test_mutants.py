@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from source_tree import nodes
 from test_noxfile import constant
 from workspace import ROOT, tracked
 
@@ -26,7 +27,7 @@ LEAST_KILLED = 0.97
 
 @cache
 def _tests_of(file: Path) -> set[str]:
-    functions = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef))
+    functions = (node for node in nodes(file) if isinstance(node, ast.FunctionDef))
     return {function.name for function in functions if function.name.startswith("test_")}
 
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
 from numpy_optimizer import step_in_place
-from numpy_scales import LOWER, OF_OTHER_BLOCKS, with_lower_scales
+from numpy_scales import LOWER, OF_OTHER_BLOCKS, with_lower_scales, with_scales_of_other_blocks
 from numpy_sums import sums_of_14_bits
 
 import octavo_numerics
@@ -231,7 +231,7 @@ class NumpyBackend(Backend):
         if q.group_sizes is not None:
             q = replace(q, group_sizes=clamp(q.group_sizes, q.spec.shape[0]))
         if self.fault in OF_OTHER_BLOCKS:
-            q = OF_OTHER_BLOCKS[self.fault](q, direction)
+            q = with_scales_of_other_blocks(q, direction, self.fault)
         return octavo_numerics.dequantize(q, direction)
 
     def _plan(self, sizes: Any, rows: int) -> tuple[Any, Any]:

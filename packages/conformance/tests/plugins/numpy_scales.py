@@ -52,34 +52,33 @@ def with_lower_scales(x: Any, q: QuantizedArray, sizes: Any, fault: str) -> Quan
     return replace(q, rowwise=codes.view(q.rowwise.dtype), rowwise_scale=scale)
 
 
-def with_scales_of_a_neighbour(q: QuantizedArray, direction: Direction) -> QuantizedArray:
-    """A weight of square blocks; of each two whole ones that follow one another in a sum, the second has the first
-    one's scale, as where the stages of a pipeline are mixed up. Partial blocks are right, as by another path."""
-    size, name = q.spec.quantizer.block_size, f"{direction}_scale"
-    if q.group_sizes is not None or not q.spec.quantizer.square or size is None:
-        return q
-    scale = getattr(q, name).copy()
-    whole = scale[:, : q.spec.shape[1] // size, : q.spec.shape[2] // size]
-    along = whole if direction == "columnwise" else whole.swapaxes(1, 2)
+def _of_a_neighbour(scale: Any, direction: Direction) -> None:
+    """Of each two blocks that follow one another in a sum, the second has the first one's scale, as where the stages of
+    a pipeline are mixed up."""
+    along = scale if direction == "columnwise" else scale.swapaxes(1, 2)
     pairs = along.shape[1] // 2
     along[:, 1 : 2 * pairs : 2] = along[:, 0 : 2 * pairs : 2]
-    return replace(q, **{name: scale})
 
 
-def with_transposed_scales(q: QuantizedArray, direction: Direction) -> QuantizedArray:
-    """A weight of square blocks whose whole ones have their scales read with two strides in each other's place. Partial
-    blocks are right, as by another path."""
+def _transposed(scale: Any, _direction: Direction) -> None:
+    """Two strides stand in each other's place."""
+    count = min(scale.shape[1:])
+    scale[:, :count, :count] = scale[:, :count, :count].swapaxes(1, 2).copy()
+
+
+OF_OTHER_BLOCKS: dict[str, Callable[[Any, Direction], None]] = {
+    "scale-of-a-neighbour": _of_a_neighbour,
+    "transposed-scales": _transposed,
+}
+"""What moves scales [G, blocks, blocks] of other blocks to where a GEMM reads them, by the fault's name."""
+
+
+def with_scales_of_other_blocks(q: QuantizedArray, direction: Direction, fault: str) -> QuantizedArray:
+    """A weight of square blocks, of which the whole ones have others' scales. Partial blocks are right, as by another
+    path."""
     size, name = q.spec.quantizer.block_size, f"{direction}_scale"
     if q.group_sizes is not None or not q.spec.quantizer.square or size is None:
         return q
     scale = getattr(q, name).copy()
-    count = min(q.spec.shape[1:]) // size
-    scale[:, :count, :count] = scale[:, :count, :count].swapaxes(1, 2).copy()
+    OF_OTHER_BLOCKS[fault](scale[:, : q.spec.shape[1] // size, : q.spec.shape[2] // size], direction)
     return replace(q, **{name: scale})
-
-
-OF_OTHER_BLOCKS: dict[str, Callable[[QuantizedArray, Direction], QuantizedArray]] = {
-    "scale-of-a-neighbour": with_scales_of_a_neighbour,
-    "transposed-scales": with_transposed_scales,
-}
-"""What a GEMM reads as the scales of an operand, by the fault's name."""

@@ -28,7 +28,7 @@ def rounded_bits(bits: Array, rows: Rows, direction: Direction) -> Array:
     else:
         of_blocks = scales.mxfp4(fp32.largest(rows.panels(magnitude, _BLOCK), 1))
         encode, stored = (rows.from_blocks(scale, _BLOCK) for scale in of_blocks)
-    code = casts.nearest(fp32.scaled(magnitude, encode), "e2m1") | ((bits >> 31) << casts.sign_shift("e2m1"))
+    code = casts.nearest(fp32.scaled_by_power(magnitude, encode), "e2m1") | ((bits >> 31) << casts.sign_shift("e2m1"))
     return casts.times(code, "e2m1", scales.e8m0_bits(stored))
 
 

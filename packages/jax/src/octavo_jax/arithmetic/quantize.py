@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -130,10 +131,14 @@ def _fp32_scales(amax: Array, spec: QuantizerSpec) -> Scales:
     return scales.e8m0(amax, spec.format) if spec.scaling == "mxfp8" else scales.from_amax(amax, spec)
 
 
-def _second_level(amax: Array) -> tuple[tuple[Array, Array], Array]:
-    """NVFP4's second level: bits of each group's encode and decode factor, and the decode factor as it is stored."""
-    encode, stored = scales.second_level(amax)
-    return (encode, fp32.as_bits(stored)), stored
+def _two_levels(amax: Array, of_groups: Array, spread: Callable[[Array], Array]) -> tuple[Scales, Array]:
+    """NVFP4's block scales, and the second level's decode factors of the groups, [G].
+
+    of_groups   amaxes of the groups, [G]
+    spread      an array [G] to one that broadcasts against `amax`
+    """
+    group = scales.second_level(of_groups)
+    return scales.nvfp4(amax, spread(group.encode), spread(fp32.as_bits(group.stored))), group.stored
 
 
 def _per_group(bits: Array, rows: Rows, spec: QuantizerSpec, scale: Array | None, span: Span) -> Plane:
@@ -164,8 +169,8 @@ def _row_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, random:
     amax = fp32.largest(column_blocks(magnitude, size), -1)
     second = None
     if spec.scaling == "nvfp4":
-        group, second = _second_level(span.of_group(group_amax(magnitude, rows)))
-        unit_scales = scales.nvfp4(amax, *(rows.from_groups(factor)[..., None] for factor in group))
+        of_groups = span.of_group(group_amax(magnitude, rows))
+        unit_scales, second = _two_levels(amax, of_groups, lambda factor: rows.from_groups(factor)[..., None])
     else:
         unit_scales = _fp32_scales(amax, spec)
     drawn = None if random is None else random.row_data(rows, amax.shape[-1])[..., :columns]
@@ -181,8 +186,10 @@ def _square_blocks(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, rand
     amax = fp32.largest(rows.panels(row_part, size), 1)
     second = None
     if spec.scaling == "nvfp4":
-        group, second = _second_level(span.of_group(group_amax(magnitude, rows)))
-        unit_scales = scales.nvfp4(amax, *(rows.blocks_from_groups(factor, size)[:, None] for factor in group))
+        of_groups = span.of_group(group_amax(magnitude, rows))
+        unit_scales, second = _two_levels(
+            amax, of_groups, lambda factor: rows.blocks_from_groups(factor, size)[:, None]
+        )
     else:
         unit_scales = _fp32_scales(amax, spec)
     encode = along_columns(rows.from_blocks(unit_scales.encode, size), size, columns)
@@ -198,9 +205,10 @@ def _column_plane(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, rando
     amax = fp32.largest(panels & fp32.MAGNITUDE, 1)
     second = None
     if spec.scaling == "nvfp4":
-        largest = rows.group_largest(fp32.largest(amax, -1), size)
-        group, second = _second_level(span.of_group(largest))
-        unit_scales = scales.nvfp4(amax, *(rows.blocks_from_groups(factor, size)[:, None] for factor in group))
+        of_groups = span.of_group(rows.group_largest(fp32.largest(amax, -1), size))
+        unit_scales, second = _two_levels(
+            amax, of_groups, lambda factor: rows.blocks_from_groups(factor, size)[:, None]
+        )
     else:
         unit_scales = _fp32_scales(amax, spec)
     drawn = None if random is None else random.column_data(rows, bits.shape[-1])

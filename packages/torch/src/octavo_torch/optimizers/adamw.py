@@ -107,7 +107,7 @@ class AdamW(Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-        self._begin(member for member in self._members() if member.parameter.requires_grad)
+        self._begin_trained()
 
     @torch.compiler.disable(reason=_BETWEEN_GRAPHS)  # type: ignore[no-untyped-call, untyped-decorator]
     @torch.no_grad()
@@ -187,7 +187,7 @@ class AdamW(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim.Optimizer's, with `master_dtype` as its name: torch's tools that gather and send states accept
         no dtype. Of frozen parameters it has the states that there are."""
-        self._begin(member for member in self._members() if member.parameter.requires_grad)
+        self._begin_trained()
         saved: dict[str, Any] = super().state_dict()
         for group in saved["param_groups"]:
             group["master_dtype"] = name_of(group["master_dtype"])
@@ -201,7 +201,7 @@ class AdamW(Optimizer):
         Options that the saved groups lack stay. Raises ValueError, before anything is changed, for states that do not
         fit in number, name, shape or dtype.
         """
-        self._begin(member for member in self._members() if member.parameter.requires_grad)
+        self._begin_trained()
         present = {parameter: state for parameter, state in self.state.items() if state}
 
         def state_of(member: Member) -> State:
@@ -233,6 +233,10 @@ class AdamW(Optimizer):
                 name = names[place] if names else f"params[{index}][{place}]"
                 yield Member(number, name, parameter, group)
                 number += 1
+
+    def _begin_trained(self) -> None:
+        """`_begin` of what requires a gradient now: a frozen parameter may have been thawed since."""
+        self._begin(member for member in self._members() if member.parameter.requires_grad)
 
     @torch.no_grad()
     def _begin(self, members: Iterable[Member]) -> None:
