@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_registry.contract.cards import Norm
 
 
@@ -33,18 +34,14 @@ class NormGradients(NamedTuple):
     dbeta: Array | None
 
 
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.float32)
-
-
 def _along_rows(parameter: Array, x: Array) -> Array:
     """fp32 [C] with as many axes as x has."""
-    return _wide(parameter).reshape((1,) * (x.ndim - 1) + parameter.shape)
+    return in_fp32(parameter).reshape((1,) * (x.ndim - 1) + parameter.shape)
 
 
 def normalized(x: Array, gamma: Array, beta: Array | None, norm: Norm, epsilon: float) -> Normalized:
     """The rows of x [..., C], normalized, scaled by gamma [C] and shifted by beta, rounded once to x's dtype."""
-    centered, mean = _wide(x), None
+    centered, mean = in_fp32(x), None
     if norm == "layer":
         mean = jnp.mean(centered, axis=-1)
         centered = centered - mean[..., None]
@@ -57,9 +54,9 @@ def normalized(x: Array, gamma: Array, beta: Array | None, norm: Norm, epsilon: 
 
 def normalized_gradients(dy: Array, x: Array, gamma: Array, mean: Array | None, rstd: Array) -> NormGradients:
     """The gradients of x, gamma and beta from dy [..., C], each rounded once."""
-    centered = _wide(x) if mean is None else _wide(x) - mean[..., None]
+    centered = in_fp32(x) if mean is None else in_fp32(x) - mean[..., None]
     normal = centered * rstd[..., None]
-    wide_dy = _wide(dy)
+    wide_dy = in_fp32(dy)
     grad = wide_dy * _along_rows(gamma, x)
     rest = grad - normal * jnp.mean(grad * normal, axis=-1, keepdims=True)
     if mean is not None:

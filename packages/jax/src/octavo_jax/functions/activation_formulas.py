@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.functions.doubles import Double, Scaled, decay, two_product, two_sum
 from octavo_registry.contract.cards import GATED, Activation
 
@@ -142,16 +143,12 @@ def parts(activation: Activation, x: Array) -> ValueAndSlope:
     return _PARTS[activation](x)
 
 
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.float32)
-
-
 def _split(x: Array, activation: Activation) -> tuple[Array, Array | None]:
     """(gate or x, its factor or None), in fp32; the factor is up, clamped and plus one in clamped_swiglu."""
     if activation not in GATED:
-        return _wide(x), None
+        return in_fp32(x), None
     features = x.shape[-1] // 2
-    gate, up = _wide(x[..., :features]), _wide(x[..., features:])
+    gate, up = in_fp32(x[..., :features]), in_fp32(x[..., features:])
     return gate, jnp.clip(up, -_LIMIT, _LIMIT) + 1 if activation == "clamped_swiglu" else up
 
 
@@ -172,15 +169,15 @@ def activated_gradient(dy: Array, x: Array, activation: Activation, probs: Array
     clamped_swiglu clamps."""
     gate, up = _split(x, activation)
     value, slope = parts(activation, gate)
-    grad = _wide(dy) if probs is None else _wide(dy) * probs[..., None]
+    grad = in_fp32(dy) if probs is None else in_fp32(dy) * probs[..., None]
     if up is None:
         return (grad * slope).astype(x.dtype)
     of_up = grad * value
     if activation == "clamped_swiglu":
-        of_up = jnp.where(jnp.abs(_wide(x[..., x.shape[-1] // 2 :])) > _LIMIT, 0, of_up)
+        of_up = jnp.where(jnp.abs(in_fp32(x[..., x.shape[-1] // 2 :])) > _LIMIT, 0, of_up)
     return jnp.concatenate([(grad * slope * up).astype(x.dtype), of_up.astype(x.dtype)], axis=-1)
 
 
 def probs_gradient(dy: Array, x: Array, activation: Activation) -> Array:
     """probs' gradient [...], fp32: the sum over a row of dy act(x)."""
-    return jnp.sum(_wide(dy) * _unrounded(x, activation), axis=-1)
+    return jnp.sum(in_fp32(dy) * _unrounded(x, activation), axis=-1)

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.barrier import barrier
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.arrays.numpy_arrays import as_jax
@@ -99,16 +99,11 @@ def _taken(x: Array, indices: Array) -> Array:
     return x.at[indices].get(mode="promise_in_bounds")
 
 
-def _wide(x: Array) -> Array:
-    """float32 x, as it was rounded: a compiler may take a float through two casts as it was before the first."""
-    return fp32.as_float(fp32.widened(x)) if x.dtype in (jnp.bfloat16, jnp.float16) else x.astype(jnp.float32)
-
-
 def row_of(x: Array, position: Array, end: Array) -> Array:
     """float32 x[position], 0 where the position is past the end, whatever x has there."""
     inside = position < end
     # Row 0 stands for what is left out: most choices, where experts are spread; it is then read from cache.
-    rows = _wide(_taken(x, jnp.where(inside, position, 0)))
+    rows = in_fp32(_taken(x, jnp.where(inside, position, 0)))
     return jnp.where(inside.reshape(position.shape + (1,) * (rows.ndim - position.ndim)), rows, np.float32(0))
 
 
@@ -267,10 +262,10 @@ def _weighted_gradients(saved: Saved, dy: Array) -> tuple[Array, Array]:
     assert saved.weights is not None
     rows, weights, dy = barrier(saved.rows, saved.weights, dy)
     share = weights_by_row(weights, saved.order)[:, None]
-    of_rows = _wide(token_rows(dy, saved.order, saved.position))
+    of_rows = in_fp32(token_rows(dy, saved.order, saved.position))
     drows = _inside(share * of_rows, saved.end)
     # By row, not by choice: where experts are spread there are fewer rows here.
-    products = jnp.sum(_wide(rows) * of_rows, axis=-1)
+    products = jnp.sum(in_fp32(rows) * of_rows, axis=-1)
     drows, dweights = barrier(drows.astype(saved.like.dtype), row_of(products, saved.position, saved.end))
     return drows, dweights
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.scaling.delayed_state import DelayedState
 
@@ -90,5 +91,4 @@ def checked_gradient(path: str, grad: Any, parameter: Array) -> Array:
             f"grads{path} is {grad.dtype} {list(grad.shape)} and the parameter {list(parameter.shape)}; give float32, "
             "bfloat16 or float16 of that shape"
         )
-    wide: Array = grad.astype(jnp.float32)
-    return wide
+    return in_fp32(grad)
