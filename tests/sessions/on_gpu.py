@@ -11,10 +11,11 @@ from importlib import metadata
 
 import nox
 from nox.command import CommandFailed
+from packaging.requirements import Requirement
 from workspace import ROOT
 
 from sessions.backends import BACKENDS, INTERPRETED
-from sessions.distributions import DIRECTORIES
+from sessions.distributions import DIRECTORIES, needed_by_tests
 
 SANITIZERS = {  # tool of compute-sanitizer: arguments of native/tests/sanitize.py
     "memcheck": (),
@@ -28,17 +29,23 @@ SANITIZERS = {  # tool of compute-sanitizer: arguments of native/tests/sanitize.
 def gpu(session: nox.Session) -> None:
     """What needs a CUDA device, in the environment that runs nox: drivers and frameworks are its own.
 
-    The kernels' tests, the native plugins' CUDA tests, the conformance suite on every installed backend, then the
-    tools of compute-sanitizer over every kernel, all at a time, where it is on PATH. A part that fails does not keep
-    the others from running. Positional arguments choose backends.
+    The kernels' tests, CUDA tests of octavo-torch and of the native plugins, all tests of octavo-jax and of the plugins
+    in Triton, the conformance suite on every installed backend, then the tools of compute-sanitizer over every kernel,
+    all at a time, where it is on PATH. A part that fails does not keep the others from running. Positional arguments
+    choose backends.
     """
     # a file of CUDA tests alone has it in its name, a test of both devices in its parameters
     of_cuda = ("native", "packages/torch", "packages/torch-native", "packages/torch-cudagraph", "packages/jax-native")
     parts = {f"{directory}/tests": _pytest_on_gpu(f"{directory}/tests", "-k", "cuda") for directory in of_cuda}
     # modules share nothing, and a few of them take most of the time
     parts["native/tests"] = _pytest_on_gpu("native/tests", "-k", "cuda", dist="worksteal")
-    for name in ("octavo-torch-triton", "octavo-jax-triton"):
-        if _is_installed(name):  # whose device is the GPU where there is one
+    # whose device is the GPU where there is one
+    for name in filter(_is_installed, ("octavo-jax", "octavo-torch-triton", "octavo-jax-triton")):
+        needed = [Requirement(line).name for line in needed_by_tests(name)]
+        lacking = [distribution for distribution in needed if not _is_installed(distribution)]
+        if lacking:
+            session.warn(f"the tests of {name} do not run: {', '.join(lacking)} not installed")
+        else:
             parts[f"{DIRECTORIES[name]}/tests"] = _pytest_on_gpu(f"{DIRECTORIES[name]}/tests")
     here = [name for name, owner in BACKENDS.items() if _is_installed(owner) and name not in INTERPRETED]
     suite = ("--pyargs", "octavo_conformance.suite", "-k", "cuda", "--octavo-backend")

@@ -26,6 +26,13 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@pytest.fixture
+def on_a_cpu() -> None:
+    """Skips a test of what holds where JAX's default device is a CPU, whose values this process can read."""
+    if jax.default_backend() != "cpu":
+        pytest.skip(f"JAX's default device is a {jax.default_backend()}")
+
+
 def _patterns(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Any finite or infinite fp32 pattern, and a few NaN."""
     return rng.integers(0, 1 << 32, shape, np.uint32).view(np.float32)

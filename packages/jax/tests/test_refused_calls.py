@@ -35,10 +35,6 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: with_state(lambda state: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state)),
         r"state.x.history has dtype bfloat16; it stays float32 where parameters are cast",
     ),
-    "the gradient of a state that no call took": (
-        lambda: with_state(lambda state: jax.tree.map(jnp.zeros_like, state)),
-        r"state.x.scale holds 0, which no scale is: no call in the differentiated function took this DelayedState",
-    ),
     "a history that is none": (
         lambda: with_state(lambda state: replace(state, kernel=(state.kernel.history, state.kernel.scale))),
         "state.kernel is a tuple; give a ScalingHistory, as init_delayed does",

@@ -43,11 +43,12 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("sizes", [[20, 5], [-1, 5]], ids=["past the rows", "negative"])
 @pytest.mark.parametrize("name", CALLS)
-def test_sizes_on_a_cpu_are_checked(name: str, sizes: list[int]) -> None:
+def test_sizes_in_this_process_are_checked(name: str, sizes: list[int]) -> None:
     """Values that lie in this process's memory cost nothing to read, and what is wrong there is said and not cut off;
     in a traced program nothing is read."""
     call, x = CALLS[name], jnp.ones((M, K))
-    for given in (sizes, np.array(sizes), jnp.asarray(sizes, jnp.int32)):
+    here = [sizes, np.array(sizes), *([jnp.asarray(sizes, jnp.int32)] if jax.default_backend() == "cpu" else ())]
+    for given in here:
         with pytest.raises(ValueError, match=r"sum to 25 and the tensor has 24 rows|group_sizes\[0\] is -1"):
             call(x, given)
     jax.eval_shape(call, x, jnp.asarray(sizes, jnp.int32))
@@ -61,8 +62,9 @@ def test_sizes_of_one_by_one(name: str, rng: np.random.Generator) -> None:
     first = int(rng.integers(1, M - 3))
     made = jax.jit(lambda x, first: call(x, [first, 3]))(x, first)
     assert jax.tree.all(jax.tree.map(np.array_equal, made, jax.jit(call)(x, jnp.array([first, 3]))))
-    with pytest.raises(ValueError, match=f"sum to {M + first} and the tensor has {M} rows"):
-        call(x, [jnp.int32(first), M])
+    if jax.default_backend() == "cpu":
+        with pytest.raises(ValueError, match=f"sum to {M + first} and the tensor has {M} rows"):
+            call(x, [jnp.int32(first), M])
 
 
 def test_a_caller_who_asks_for_the_status_is_told_by_it() -> None:

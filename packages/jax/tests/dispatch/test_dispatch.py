@@ -15,6 +15,7 @@ import pytest
 import octavo
 import octavo_jax
 import octavo_registry
+from octavo_jax.dispatch.device import device_of
 from octavo_jax.linear.autograd import octavo_grouped_dense
 from octavo_jax.plugin import CARD
 from octavo_registry import BackendCard, Bound, Capability, Request, hookimpl
@@ -32,7 +33,10 @@ class _Halves:
             priority=-200,
             capabilities=(
                 Capability(
-                    ops=frozenset({"fprop"}), recipes=frozenset({"high_precision"}), framework="jax", device="cpu"
+                    ops=frozenset({"fprop"}),
+                    recipes=frozenset({"high_precision"}),
+                    framework="jax",
+                    device=device_of(X).kind,
                 ),
             ),
         )

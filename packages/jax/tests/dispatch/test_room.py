@@ -237,6 +237,7 @@ def test_explain_says_on_how_many(gpu: Limiting) -> None:
     assert "multiprocessors" not in str(octavo_jax.explain(x, kernel, SIZES, recipe=RECIPE, backend=BACKENDS))
 
 
+@pytest.mark.usefixtures("on_a_cpu")
 def test_on_a_cpu_nothing_changes(rng: np.random.Generator) -> None:
     """There are no multiprocessors, and one program runs on both: the layer and its trace are those without a room."""
     arrays = _normal(rng, M, K), _normal(rng, G, K, N)

@@ -41,7 +41,8 @@ def layers() -> Mapping[str, Layer]:
                 state = octavo_jax.DelayedState(*(octavo_jax.ScalingHistory(history, s) for s in scales))
 
             def forward(x: Any, kernel: Any, bias: Any) -> Any:
-                out = octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, bias=bias, seed=seed, state=state)
+                rest: Any = {"bias": bias, "seed": seed, "state": state, "backend": "jax-reference"}
+                out = octavo_jax.grouped_dense(x, kernel, sizes, recipe=recipe, **rest)
                 return out if state is None else out[0]
 
             y, pull = jax.vjp(forward, x, kernel, bias)

@@ -17,6 +17,7 @@ import octavo
 import octavo_jax
 import octavo_registry
 from octavo import NoBackendError
+from octavo_jax.dispatch.device import device_of
 from octavo_jax.dispatch.layer import LayerOptions, layer_for
 from octavo_jax.linear.arguments import context_of
 from octavo_registry import BackendCard, hookimpl
@@ -134,10 +135,8 @@ class _ForwardOnly:
         from octavo_jax.plugin import CARD
 
         (row, *_) = CARD.capabilities
-        ops: Any = frozenset({"quantize", "fprop"})
-        self.card = BackendCard(
-            name="forward", api_level=CARD.api_level, capabilities=(row.model_copy(update={"ops": ops}),)
-        )
+        update: Any = {"ops": frozenset({"quantize", "fprop"}), "device": device_of(np.ones(1)).kind}
+        self.card = BackendCard(name="forward", api_level=CARD.api_level, capabilities=(row.model_copy(update=update),))
 
     @hookimpl
     def octavo_backends(self) -> list[BackendCard]:

@@ -82,7 +82,7 @@ def _composed(given: Given, state: Any, weights_on: str, **how: Any) -> Any:
     rest = {name: one for name, one in given.items() if name not in ("x", "weights", "chosen")}
     probs = None if weights_on == "output" else moe.row_weights(routing)
     result = octavo_jax.grouped_mlp(
-        moe.permute(given["x"], routing),
+        moe.permute(given["x"], routing, backend=BACKEND),
         group_sizes=routing.group_sizes,
         probs=probs,
         bo_scales=probs,
@@ -92,7 +92,7 @@ def _composed(given: Given, state: Any, weights_on: str, **how: Any) -> Any:
         **how,
     )
     rows, *later = result if state is not None else (result,)
-    y = moe.combine(rows, routing, weighted=probs is None, preferred_element_type=given["x"].dtype)
+    y = moe.combine(rows, routing, weighted=probs is None, preferred_element_type=given["x"].dtype, backend=BACKEND)
     return (y, *later) if later else y
 
 

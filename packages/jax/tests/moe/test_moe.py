@@ -187,7 +187,8 @@ def test_a_scan_with_remat_quantizes_each_operand_once(rng: np.random.Generator)
 
     def gradient(policy: Any, form: Any = "keep_all") -> Any:
         def layer(x: Any, p: Arrays) -> Any:
-            return jnp.tanh(moe.moe_mlp(x, **p, k=2, recipe=octavo.CurrentScaling(), form=form)[0]), None
+            how: Any = {"recipe": octavo.CurrentScaling(), "form": form, "backend": "jax-reference"}
+            return jnp.tanh(moe.moe_mlp(x, **p, k=2, **how)[0]), None
 
         kept = jax.checkpoint(layer, policy=policy)
         return jax.grad(lambda layers: jnp.sum(jax.lax.scan(kept, x, layers)[0]))

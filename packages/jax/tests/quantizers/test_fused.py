@@ -16,6 +16,7 @@ import octavo_numerics
 import octavo_registry
 from octavo import QuantizerSpec
 from octavo_jax.counting import count_runs
+from octavo_jax.dispatch.device import device_of
 from octavo_jax.functions.activations import activate
 from octavo_jax.functions.norms import normalize
 from octavo_jax.mlp.mlp import grouped_mlp
@@ -33,7 +34,8 @@ class _Partial:
     """The reference backend's functions under another name, some operations of them; counts what it binds."""
 
     def __init__(self, name: str, ops: set[str], priority: int) -> None:
-        row = Capability(ops=frozenset(ops), recipes=frozenset({"row"}), framework="jax", device="cpu")  # type: ignore[arg-type]
+        here = device_of(np.ones(1)).kind
+        row = Capability(ops=frozenset(ops), recipes=frozenset({"row"}), framework="jax", device=here)  # type: ignore[arg-type]
         self.card = BackendCard(name=name, api_level=5, priority=priority, capabilities=(row,))
         self.bound: list[str] = []
 

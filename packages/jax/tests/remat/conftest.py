@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import octavo_registry
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Direction
 from octavo_jax import GroupedTensor
+from octavo_jax.dispatch.device import device_of
 from octavo_jax.quantizers.fused import Extras
 from octavo_jax.remat.checkpoint_names import DIRECTIONS
 from octavo_registry import BackendCard, Bound, Capability, Request, hookimpl
@@ -32,7 +34,11 @@ class _Probe:
         if name == NAMES[1]:
             ops |= {"act_quantize", "dact_quantize", "norm_quantize"}
         capability = Capability(
-            ops=frozenset(ops), recipes=everything, framework="jax", device="cpu", square_columns=True
+            ops=frozenset(ops),
+            recipes=everything,
+            framework="jax",
+            device=device_of(np.ones(1)).kind,
+            square_columns=True,
         )
         self.card = BackendCard(name=name, api_level=4, priority=-300, capabilities=(capability,))
 
@@ -64,7 +70,8 @@ def _planes(spec: QuantizerSpec, shape: tuple[int, ...], groups: int, total: Any
 
     def plane(direction: Direction) -> list[Any]:
         payload = jnp.full(tensor.payload_shape(direction), total).astype(_PAYLOADS[spec.format])
-        scale = jnp.full(tensor.scale_shape(direction), total).astype(_SCALES[spec.scale_format])
+        # no device agrees with another on what a negative number is as an unsigned one
+        scale = jnp.full(tensor.scale_shape(direction), 1 + jnp.abs(total)).astype(_SCALES[spec.scale_format])
         return [payload, scale, jnp.full(groups, total) if spec.scaling == "nvfp4" else None]
 
     made = spec.directions[:1] if spec.shares_codes else spec.directions

@@ -164,6 +164,8 @@ def test_amaxes_are_reduced_over_named_axes(way: str) -> None:
     if way == "vmap":
         run = jax.vmap(member, axis_name="ranks")
     else:
+        if jax.device_count() < len(amax):
+            pytest.skip(f"fewer than {len(amax)} devices")
         mesh = jax.sharding.Mesh(jax.devices()[: len(amax)], "ranks")
 
         def shard(states: DelayedState, amaxes: Any) -> Any:
