@@ -10,7 +10,10 @@ import pytest
 from workspace import ROOT
 
 ABORTED_AT_EXIT = "terminate called without an active exception"
-"""What a process of torch's gloo says where it aborts after its work, once in dozens of runs: see field-notes.md."""
+"""What a process of torch's gloo says where it aborts after its work, once in dozens of runs.
+
+docs/field-notes/torch-distributed.md has what is known of it.
+"""
 
 ON_TWO_RANKS = ("torch_expert_parallel.py", "torch_moe_over_ranks.py")
 EXAMPLES = (*ON_TWO_RANKS, "torch_lora.py")
