@@ -60,8 +60,11 @@ def test_states_and_routings_are_arguments(rng: np.random.Generator) -> None:
     state in place, as a call does."""
     weight, routing = torch.randn(2, 48, 64), permute(torch.zeros(16, 1), torch.randint(2, (16, 1)), 2)[2]
     example, own, other = (DelayedState.create(DelayedScaling(history=4), 2) for _ in range(3))
+    stored = io.BytesIO()
     with torch.no_grad():
-        program = torch.export.export(Given(), (torch.randn(16, 64), weight, example, routing)).module()
+        torch.export.save(torch.export.export(Given(), (torch.randn(16, 64), weight, example, routing)), stored)
+        stored.seek(0)
+        program = torch.export.load(stored).module()
         x = torch.randn(16, 64)
         made, expected = program(x, weight, other, routing), Given()(x, weight, own, routing)
     assert all(map(torch.equal, made, expected))
