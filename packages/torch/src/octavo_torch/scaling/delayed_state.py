@@ -7,8 +7,8 @@ step (per microbatch), then `update` once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class DelayedState:
         history = torch.zeros(3, recipe.history, num_groups, dtype=torch.float32, device=device)
         return cls(recipe, history, torch.ones(3, num_groups, dtype=torch.float32, device=device))
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., DelayedState], tuple[str, Tensor, Tensor]]:
         # torch.load(weights_only=True), which torch.export.load calls, too, knows no class of a recipe
         return _rebuilt, (self.recipe.model_dump_json(), self.history, self.scale)
 
