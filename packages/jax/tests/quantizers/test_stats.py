@@ -67,6 +67,32 @@ def test_the_numbers_are_those_of_the_definition(name: str, operand: str, way: A
     check_equal(ours, octavo_numerics.tensor_stats(x, spec, SIZES, direction=way, **more))
 
 
+def test_subnormal_values_are_counted(rng: np.random.Generator) -> None:
+    """Of weights that MXFP4's values are subnormal of: codes of one matrix lose them, because larger weights are in
+    the block, and those of the other hold them. Comparisons on a CPU take what is subnormal for zero."""
+    spec = octavo.MXFP4Weights().quantizer("w")
+    assert spec is not None
+    x = np.exp2(rng.uniform(-140, -127, (2, 32, 64))).astype(np.float32)
+    x[0, :, :32] *= 2.0**60
+    ours, theirs = octavo_jax.tensor_stats(jnp.asarray(x), spec), octavo_numerics.tensor_stats(x, spec)
+    assert theirs.inexact[0] > 0
+    for name in ("underflow", "inexact"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), name)
+
+
+@pytest.mark.parametrize(("name", "operand"), [("fp8-block", "w"), ("nvfp4", "dy")])
+def test_rows_without_columns_hold_nothing(name: str, operand: str) -> None:
+    """Zeros, as the definition says, and codes of that shape; JAX divides by zero to find how many rows they are."""
+    spec, x = spec_of(name, operand), np.zeros((5, 0), np.float32)
+    for way in spec.directions:
+        given: dict[str, Any] = {"seed": 3} if spec.stochastic else {}
+        q = octavo_jax.quantize(x, spec, [2, 3], backend="jax-reference", **given)
+        values = octavo_jax.dequantize(q, way, backend="jax-reference")
+        assert values.shape == octavo_numerics.dequantize(octavo_numerics.quantize(x, spec, [2, 3], **given), way).shape
+        ours = octavo_jax.tensor_stats(x, spec, [2, 3], direction=way, **given)
+        check_equal(ours, octavo_numerics.tensor_stats(x, spec, [2, 3], direction=way, **given))
+
+
 @pytest.mark.parametrize("name", ["fp8-current", pytest.param("nvfp4", marks=pytest.mark.slow)])
 def test_a_sample_is_quantized_as_a_part_of_the_whole(name: str, rng: np.random.Generator) -> None:
     """The rows of a sample, counted with the definition's codes of *all* rows: no scale is another one."""
@@ -143,6 +169,8 @@ def test_what_does_not_fit_is_refused() -> None:
             octavo_jax.tensor_stats(jnp.ones((4, 32)), spec, rows=rows)
     with pytest.raises(ValueError, match="direction is 'diagonal'"):
         octavo_jax.tensor_stats(jnp.ones((4, 32)), spec, direction="diagonal")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="hadamard=True is defined for ragged"):
+        octavo_jax.tensor_stats(jnp.ones((2, 16, 32)), spec_of("nvfp4", "dy"), seed=1)
     with pytest.raises(ValueError, match="groups is 0"):
         octavo_jax.new_tap(0)
     blocks = jnp.ones((2, 4, 32))

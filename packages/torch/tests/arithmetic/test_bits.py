@@ -27,6 +27,7 @@ for _scaling in ("current", "row", "block"):
     SPECS[f"{_scaling}:epsilon"] = QuantizerSpec(scaling=_scaling, format="e4m3", amax_epsilon=0.1, power_of_two=True)
 SPECS["nvfp4:stochastic square"] = QuantizerSpec(scaling="nvfp4", format="e2m1", rounding="stochastic", square=True)
 SPECS["nvfp4:columns only"] = QuantizerSpec(scaling="nvfp4", format="e2m1", orientation="columnwise")
+SPECS["nvfp4:stochastic columns"] = QuantizerSpec(scaling="nvfp4", format="e2m1", rounding="stochastic", role="dy")
 SPECS["current:columns only"] = QuantizerSpec(scaling="current", format="e4m3", orientation="columnwise")
 SPECS["block:square, rows only"] = QuantizerSpec(scaling="block", format="e4m3", square=True, orientation="rowwise")
 
@@ -118,6 +119,15 @@ def test_ragged_rows_equal_the_definition(name: str, device: str, rng: np.random
         on_device = torch.from_numpy(x).to(device), spec, torch.from_numpy(sizes).to(device)
         q = quantize(*on_device, **for_torch(given, device))
         assert_same(q, expected, f"{kind}, sizes {sizes.tolist()}, x {list(x.shape)}")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_rows_without_columns_have_no_codes(name: str, rng: np.random.Generator) -> None:
+    """In the definition's shapes, and no error of torch's about them."""
+    spec, x, sizes = SPECS[name], np.zeros((20, 0), np.float32), np.array([3, 0, 17])
+    given = arguments(spec, len(sizes), rng)
+    q = quantize(torch.from_numpy(x), spec, torch.from_numpy(sizes), backend="torch-reference", **for_torch(given))
+    assert_same(q, octavo_numerics.quantize(x, spec, sizes, **given), name)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

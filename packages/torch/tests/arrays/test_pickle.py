@@ -22,9 +22,11 @@ from octavo_torch import (
     GroupedTensor,
     dequantize,
     grouped_linear,
+    permute,
     quantize,
     quantize_input,
     quantize_weight,
+    unpermute,
 )
 from octavo_torch.arrays.grouped_tensor import PLANES
 
@@ -105,6 +107,22 @@ def test_a_weight_of_codes_alone() -> None:
     rebuild, (planes, *rest) = weight.__reduce_ex__(2)
     before = {plane: getattr(codes, plane) for plane in planes}  # as releases before this one wrote them
     assert same(rebuild(before, *rest).codes, codes)
+
+
+def test_states_and_routings_through_torch_load() -> None:
+    """torch.load of nothing but known classes, which a state's recipe is none of."""
+    state, choices = DelayedState.create(DelayedScaling(history=3), G), torch.randint(G, (M, 2))
+    state.record("x", torch.rand(G))
+    state.update()
+    y, _, routing = permute(torch.randn(M, K), choices, G)
+    file = io.BytesIO()
+    torch.save((state, routing), file)
+    file.seek(0)
+    for twin, way in (torch.load(file, weights_only=True), copy.deepcopy((state, routing))):
+        assert twin.recipe == state.recipe
+        assert torch.equal(twin.history, state.history)
+        assert torch.equal(twin.scale, state.scale)
+        assert torch.equal(unpermute(y, way), unpermute(y, routing))
 
 
 def test_planes_that_do_not_fit_are_refused() -> None:

@@ -11,14 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from octavo import DelayedScaling
+from octavo import DelayedScaling, QuantizerSpec
 from octavo_torch import (
     DelayedState,
     GroupedLinear,
+    GroupedTensor,
     MoE,
     Routing,
+    dequantize,
     grouped_linear,
     permute,
+    quantize,
     unpermute,
 )
 
@@ -60,13 +63,35 @@ def test_states_and_routings_are_arguments(rng: np.random.Generator) -> None:
     state in place, as a call does."""
     weight, routing = torch.randn(2, 48, 64), permute(torch.zeros(16, 1), torch.randint(2, (16, 1)), 2)[2]
     example, own, other = (DelayedState.create(DelayedScaling(history=4), 2) for _ in range(3))
+    stored = io.BytesIO()
     with torch.no_grad():
-        program = torch.export.export(Given(), (torch.randn(16, 64), weight, example, routing)).module()
+        torch.export.save(torch.export.export(Given(), (torch.randn(16, 64), weight, example, routing)), stored)
+        stored.seek(0)
+        program = torch.export.load(stored).module()
         x = torch.randn(16, 64)
         made, expected = program(x, weight, other, routing), Given()(x, weight, own, routing)
     assert all(map(torch.equal, made, expected))
     assert torch.equal(own.history, other.history)
     assert own.history.any()
+
+
+class Decoded(nn.Module):
+    """A function of a quantized operand."""
+
+    def forward(self, q: GroupedTensor) -> Tensor:
+        return dequantize(q, "columnwise", backend=REFERENCE)
+
+
+def test_quantized_operands_are_arguments(rng: np.random.Generator) -> None:
+    """A program's code names planes, of which one's name begins another's: torch wrote `args[1]_scale`, no Python."""
+    spec = QuantizerSpec(scaling="nvfp4", format="e2m1")
+    example, other = (quantize(torch.randn(16, 64), spec, [7, 9], backend=REFERENCE) for _ in range(2))
+    stored = io.BytesIO()
+    with torch.no_grad():
+        torch.export.save(torch.export.export(Decoded(), (example,)), stored)
+        stored.seek(0)
+        program = torch.export.load(stored).module()
+        assert torch.equal(program(other), Decoded()(other))
 
 
 def _first(result: Any) -> Any:

@@ -63,6 +63,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "sizes rank": (linear(group_sizes=torch.tensor([[4, 4]])), r"group_sizes has shape \[1, 2\]"),
     "numpy sizes": (linear(group_sizes=np.array([4.0])), "give integers"),
     "bias shape": (linear(bias=torch.zeros(2, 5)), r"bias has shape \[2, 5\]; give \[2, 4\]"),
+    "bias flag": (linear(bias=True), r"bias is True; give a tensor \[2, 4\]"),
+    "bias scales flag": (linear(bias=torch.zeros(2, 4), bias_scales=True), r"bias_scales is True; give a tensor \[8\]"),
     "bias dtype": (linear(bias=torch.zeros(2, 4, dtype=torch.int32)), "bias has dtype int32"),
     "bias scales alone": (linear(bias_scales=torch.zeros(8)), "bias_scales was given without a bias"),
     "bias scales shape": (linear(bias=torch.zeros(2, 4), bias_scales=torch.zeros(7)), r"bias_scales has shape \[7\]"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -57,7 +59,7 @@ def _spread(q: GroupedTensor, scale: Array, rows: Rows, direction: Direction) ->
         return scale[..., None] if direction == "rowwise" else rows.from_groups(scale)
     by_rows = direction == "columnwise" or spec.square
     if by_rows:
-        flat = scale.reshape(-1, scale.shape[-1])
+        flat = scale.reshape(math.prod(scale.shape[:-1]), scale.shape[-1])
         scale = jnp.repeat(flat, size, axis=0) if _padded(q, direction) else rows.from_blocks(flat, size)
     if direction == "rowwise" or spec.square_in(direction):
         scale = jnp.repeat(scale, size, axis=-1)[..., :columns]

@@ -215,7 +215,7 @@ def _column_plane(bits: Array, rows: Rows, spec: QuantizerSpec, size: int, rando
     stored = rows.block_scales(unit_scales.stored)
     if spec.hadamard:
         payload = _codes(panels, unit_scales.encode[:, None], spec, drawn)
-        return Plane(payload.reshape(-1, bits.shape[-1]), stored, second)
+        return Plane(payload.reshape(panels.shape[0] * size, bits.shape[-1]), stored, second)
     drawn = None if drawn is None else rows.unpanel(drawn, size)
     return Plane(_codes(bits, rows.from_blocks(unit_scales.encode, size), spec, drawn), stored, second)
 

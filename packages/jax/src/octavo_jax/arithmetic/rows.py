@@ -195,7 +195,7 @@ class RaggedRows:
         if self.rows == 0 or panels.shape[0] == 0:
             return jnp.zeros((self.rows, *panels.shape[2:]), panels.dtype)
         index = self._of_blocks(size).first_of_row * size + self.position.row
-        flat = panels.reshape(-1, *panels.shape[2:])
+        flat = panels.reshape(panels.shape[0] * size, *panels.shape[2:])
         return self.masked(flat[jnp.where(self.valid, index, 0)])
 
     def from_blocks(self, per_block: Array, size: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -66,7 +67,7 @@ def operand_stats(
         real = every.valid if isinstance(every, RaggedRows) else jnp.ones(x.shape[:2], bool)
         sample = Sample(x, sizes, real, WHOLE)
     columns = sample.x.shape[-1]
-    source = fp32.as_float(fp32.widened(sample.x)).reshape(-1, columns)
+    source = _rows(fp32.as_float(fp32.widened(sample.x)))
     real = sample.real.reshape(-1)
     group = _group_of_rows(sample, every.groups)
 
@@ -86,11 +87,11 @@ def operand_stats(
         wanted = fp32.as_float(rounded_bits(rows_of.masked(fp32.widened(sample.x)), rows_of, spec.mxfp4))
         sample = sample._replace(x=wanted)
     q = _quantized(sample, spec, direction, seed, scale)
-    decoded = dequantize(q, direction).reshape(-1, columns)
+    decoded = _rows(dequantize(q, direction))
     if transformed:
         ragged = RaggedRows(sizes, x.shape[0]) if sizes is not None else StackedRows(*x.shape[:2])
         panels = transform(ragged.panels(ragged.masked(fp32.widened(x)), HADAMARD_SIZE))
-        source = fp32.as_float(panels).reshape(-1, columns)
+        source = _rows(fp32.as_float(panels))
         of_block = ragged.block_group(HADAMARD_SIZE) if isinstance(ragged, RaggedRows) else None
         assert of_block is not None  # matrices have no Hadamard data
         group = jnp.repeat(of_block, HADAMARD_SIZE)
@@ -110,21 +111,32 @@ def operand_stats(
             fp32.as_float(amax),
             counted(~readable),
             counted(saturated),
-            counted(comparable & (fp32.as_bits(source) & fp32.MAGNITUDE != 0) & (decoded == 0)),
+            counted(comparable & ~_is_zero(source) & _is_zero(decoded)),
             summed(jnp.sum(wide * wide, axis=1)),
             summed(jnp.sum(error * error, axis=1)),
-            counted(
-                jnp.zeros_like(finite) if wanted is None else comparable & (decoded != wanted.reshape(-1, columns))
-            ),
+            counted(comparable & _differ(decoded, wanted)),
         ]
     )
 
 
+def _rows(x: Array) -> Array:
+    """[..., K] as rows; K may be 0."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+# XLA's comparisons flush subnormals, so these two compare bits.
+
+
+def _is_zero(values: Array) -> Array:
+    return fp32.as_bits(values) & fp32.MAGNITUDE == 0
+
+
 def _differ(decoded: Array, wanted: Array | None) -> Array:
-    """Where the codes' values are not those that they were to hold, in bits: XLA's comparisons flush subnormals."""
+    """Where the codes' values are not those that they were to hold, zeros of both signs being one."""
     if wanted is None:
         return jnp.zeros(decoded.shape, bool)
-    return fp32.as_bits(decoded) != fp32.as_bits(wanted).reshape(decoded.shape)
+    wanted = _rows(wanted)
+    return (fp32.as_bits(decoded) != fp32.as_bits(wanted)) & ~(_is_zero(decoded) & _is_zero(wanted))
 
 
 def _rows_of(x: Array, sizes: Array | None) -> Rows:
@@ -144,7 +156,7 @@ def _sampled(x: Array, every: Rows, rows: int, amax: Array, *, every_column: boo
         sizes, starts, flat = every.sizes, every.starts, x
     else:
         sizes = jnp.full((every.groups,), x.shape[1], jnp.int32)
-        starts, flat = jnp.arange(every.groups, dtype=jnp.int32) * x.shape[1], x.reshape(-1, x.shape[-1])
+        starts, flat = jnp.arange(every.groups, dtype=jnp.int32) * x.shape[1], _rows(x)
     windows = max(min(rows, flat.shape[0] + WINDOW - 1) // WINDOW, 1)
     number = (sizes + (WINDOW - 1)) // WINDOW
     turn = jnp.arange(windows, dtype=jnp.int32)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from octavo import QuantizerSpec
+from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.errors import one_of
 from octavo.health import FIELDS, WINDOW
 from octavo.quantizer import Direction
@@ -95,7 +95,10 @@ def tensor_stats(
     if direction is not None:
         one_of("direction", direction, get_args(Direction))
     words = drawn_seed(spec, seed)
-    scale = check_scale(scale, spec, x.shape[0] if sizes is None else sizes.shape[0])
+    groups = x.shape[0] if sizes is None else sizes.shape[0]
+    if groups:  # refuses what quantize refuses, such as Hadamard data of matrices
+        GroupedTensorSpec(shape=x.shape, groups=groups, quantizer=spec, ragged_axis=None if sizes is None else 0)
+    scale = check_scale(scale, spec, groups)
     way: Direction = "rowwise" if spec.shares_codes else direction or spec.directions[0]
     return TensorStats(*counted(x, sizes, words, scale, spec=spec, direction=way, rows=check_rows(rows)))
 

@@ -191,6 +191,6 @@ def _draws(groups: RowGroups, columns: int, direction: Direction, noise: Noise) 
         stream=1,
         seed=noise.seed,
     )
-    by_row = draws.permute(0, 2, 1).reshape(-1, columns)
+    by_row = draws.permute(0, 2, 1).flatten(0, 1)
     where = segments.index * size + groups.local % size
     return by_row.index_select(0, where.clamp_(max=max(by_row.shape[0] - 1, 0)))

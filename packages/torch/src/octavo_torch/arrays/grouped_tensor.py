@@ -160,13 +160,16 @@ def _unpickled_tensor(
 torch.serialization.add_safe_globals([_unpickled_tensor])
 
 
+_LEAVES = sorted(_ARRAYS, key=len, reverse=True)
+"""The arrays, each before those whose names its own begins with: torch.export replaces names in this order, as text."""
+
 _Context = tuple[GroupedTensorSpec | str, tuple[str, ...]]
 """The spec, or its name where a compiler traces; and the names of the arrays that are present."""
 
 
 def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], _Context]:
     # absent planes are not leaves: torch.compile does not accept None there
-    present = tuple(name for name in _ARRAYS if getattr(tensor, name) is not None)
+    present = tuple(name for name in _LEAVES if getattr(tensor, name) is not None)
     spec = tensor.spec if is_plain(getattr(tensor, present[0])) else name_of(tensor.spec)
     return [(pytree.GetAttrKey(name), getattr(tensor, name)) for name in present], (spec, present)
 

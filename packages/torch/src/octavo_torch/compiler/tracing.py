@@ -72,10 +72,12 @@ def register_tree(
     flatten: Callable[[T], tuple[list[Tensor], C]],
     unflatten: Callable[[Iterable[Tensor], C], T],
     names: tuple[str, ...],
+    written: tuple[Callable[[C], str], Callable[[str], C]] | None = None,
 ) -> None:
     """Make objects of `kind` pytrees, which torch.export takes as arguments, too: it wants the names of their leaves.
 
     flatten, unflatten   an object as leaves and context, and back
+    written              a context as text, and back, for torch.export.save; None: it writes the context as it is
     """
 
     def with_keys(value: T) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], C]:
@@ -83,8 +85,15 @@ def register_tree(
         return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], context
 
     serialized = f"octavo_torch.{kind.__name__}"
+    write, read = written or (None, None)
     pytree.register_pytree_node(
-        kind, flatten, unflatten, serialized_type_name=serialized, flatten_with_keys_fn=with_keys
+        kind,
+        flatten,
+        unflatten,
+        serialized_type_name=serialized,
+        to_dumpable_context=write,
+        from_dumpable_context=read,
+        flatten_with_keys_fn=with_keys,
     )
 
 

@@ -27,12 +27,7 @@ def check_call(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, bias_
     layer = call.layer
     groups, rows = layer.groups, x.shape[0]
     width = int(layer.weight_shape[1])
-    if bias is not None:
-        check_like("bias", bias, (groups, width), x)
-    if bias_scales is not None:
-        if bias is None:
-            raise ValueError("bias_scales was given without a bias; give both or neither")
-        check_like("bias_scales", bias_scales, (rows,), x)
+    check_biases(bias, bias_scales, (groups, width), x)
     if call.seed is not None:
         check_seed(call.seed)
     elif layer.needs_seed:
@@ -46,6 +41,16 @@ def check_call(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, bias_
         check_buffer("out", out, (rows, width), layer.row_dtype, read)
     if grad_input is not None:
         check_buffer("grad_input", grad_input, tuple(x.shape), x.dtype, {**read, "out": out})
+
+
+def check_biases(bias: object, bias_scales: object, shape: tuple[int, int], x: Tensor) -> None:
+    """ValueError unless the bias, of this shape, and its scales, one for each row of x, fit, or are None."""
+    if bias is not None:
+        check_like("bias", bias, shape, x)
+    if bias_scales is not None:
+        if bias is None:
+            raise ValueError("bias_scales was given without a bias; give both or neither")
+        check_like("bias_scales", bias_scales, (x.shape[0],), x)
 
 
 def check_adaptable(x: object, options: Options, adapters: object) -> None:
@@ -99,11 +104,11 @@ def _check_same_scales(recipe: Recipe, own: Recipe) -> None:
 
 def check_like(name: str, value: object, shape: tuple[int, ...], x: Tensor) -> None:
     """ValueError unless `value` is a high-precision tensor of this shape on x's device."""
-    if isinstance(value, Tensor):
-        check_layout(name, value)
-    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-        given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} has shape {given}; give {list(shape)}")
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is {brief(value)}; give a tensor {list(shape)}")
+    check_layout(name, value)
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name} has shape {list(value.shape)}; give {list(shape)}")
     if value.dtype not in DTYPE_NAMES:
         raise ValueError(f"{name} has dtype {name_of(value.dtype)}; give bfloat16, float16 or float32")
     if value.device != x.device:

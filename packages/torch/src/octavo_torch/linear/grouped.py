@@ -99,6 +99,7 @@ def apply(
         if has_other_rank(x):
             return _with_leading_axes(x, weight, group_sizes, bias, bias_scales, call)
         check_operands(x, w)
+        arguments.check_biases(b, bias_scales, (w.shape[0], w.shape[1]), x)
         raise
     if layers is None:
         layers = _layers

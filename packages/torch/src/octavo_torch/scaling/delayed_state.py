@@ -7,7 +7,7 @@ step (per microbatch), then `update` once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -88,6 +88,10 @@ class DelayedState:
         history = torch.zeros(3, recipe.history, num_groups, dtype=torch.float32, device=device)
         return cls(recipe, history, torch.ones(3, num_groups, dtype=torch.float32, device=device))
 
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., DelayedState], tuple[str, Tensor, Tensor]]:
+        # torch.load(weights_only=True), which torch.export.load calls, too, knows no class of a recipe
+        return _rebuilt, (self.recipe.model_dump_json(), self.history, self.scale)
+
     @property
     def groups(self) -> int:
         """Number of groups."""
@@ -140,6 +144,14 @@ class DelayedState:
         return FORMAT_MAX[recipe.gradient_format if operand == "dy" else recipe.forward_format]
 
 
+def _rebuilt(recipe: str, history: Tensor, scale: Tensor) -> DelayedState:
+    """The inverse of DelayedState.__reduce_ex__. Raises ValueError for text that describes none."""
+    return DelayedState(DelayedScaling.model_validate_json(recipe), history, scale)
+
+
+torch.serialization.add_safe_globals([_rebuilt])
+
+
 def _flatten(state: DelayedState) -> tuple[list[Tensor], DelayedScaling]:
     return [state.history, state.scale], state.recipe
 
@@ -151,4 +163,10 @@ def _unflatten(tensors: Iterable[Tensor], recipe: DelayedScaling) -> DelayedStat
     return state
 
 
-register_tree(DelayedState, _flatten, _unflatten, ("history", "scale"))
+register_tree(
+    DelayedState,
+    _flatten,
+    _unflatten,
+    ("history", "scale"),
+    (DelayedScaling.model_dump_json, DelayedScaling.model_validate_json),
+)

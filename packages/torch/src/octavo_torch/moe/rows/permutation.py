@@ -196,3 +196,4 @@ def _unflatten(tensors: Iterable[Tensor], _: None) -> Routing:
 
 
 register_tree(Routing, _flatten, _unflatten, _FIELDS)
+torch.serialization.add_safe_globals([Routing])  # torch.export.load reads a program's example arguments with torch.load
