@@ -49,6 +49,17 @@ def assert_same_bits(actual: Array, expected: Array, what: str) -> None:
         )
 
 
+def assert_equal(actual: Array, expected: Array, what: str) -> None:
+    """Fails with the first value that is not the expected one, its coordinate and both values."""
+    wrong = np.argwhere(actual != expected)
+    if len(wrong):
+        where = tuple(int(index) for index in wrong[0])
+        pytest.fail(
+            f"{what}: {len(wrong)} of {actual.size} values differ; first at {list(where)}: got {actual[where]}, "
+            f"needs {expected[where]}"
+        )
+
+
 def assert_same_tensor(case: Case, tensor: Any, expected: QuantizedArray, what: str = "") -> None:
     """Every plane that the spec asks for is there, and its valid part has the definition's bits."""
     mine = read_back(case, tensor, expected)
