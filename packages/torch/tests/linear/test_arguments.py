@@ -144,6 +144,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([4, 9])),
         "offs ends at row 9 and a has 8 rows",
     ),
+    "a device that torch lacks": (
+        lambda: GroupedLinear(2, 8, 8, recipe=None, device="nowhere"),
+        "device is 'nowhere', and torch makes no tensor there: .*nowhere; give a torch.device of this machine",
+    ),
     "sizes as offs": (
         lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([5, 3])),
         r"offs\[1\] is 3, before offs\[0\], which is 5; give the cumulative end of each group",
