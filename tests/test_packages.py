@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 
 import pytest
@@ -40,6 +41,21 @@ def test_type_checkers_find_misspelt_names(name: str) -> None:
     tree = ast.parse((packages()[name].source / "__init__.py").read_text())
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     assert "__getattr__" not in functions, "put __getattr__ under `if not TYPE_CHECKING:`"
+
+
+@pytest.mark.parametrize("front", ["octavo_torch", "octavo_jax"])
+def test_type_checkers_know_the_activations(front: str) -> None:
+    """A misspelt one is found before anything runs, in either framework."""
+    module = importlib.import_module(front)
+    public = {name: getattr(module, name) for name in module.__all__}
+    asked = {
+        name: inspect.get_annotations(value.__init__ if inspect.isclass(value) else value).get("activation")
+        for name, value in public.items()
+        if callable(value)
+    }
+    known = {name: kind for name, kind in asked.items() if kind is not None}
+    assert len(known) > 5
+    assert set(known.values()) <= {"Activation", "Activation | None", "Name"}, known
 
 
 @pytest.mark.parametrize("front", ["octavo_torch", "octavo_jax"])
