@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import re
 
 import pytest
@@ -31,6 +33,29 @@ def test_the_version_is_one(name: str) -> None:
     """`pip show` and `__version__` tell the same, or a bug report names a version that never was."""
     package = packages()[name]
     assert importlib.import_module(package.import_name).__version__ == package.project["version"]
+
+
+@every_package
+def test_type_checkers_find_misspelt_names(name: str) -> None:
+    """A module-level `__getattr__` that a type checker sees makes it take any name for one of the package's."""
+    tree = ast.parse((packages()[name].source / "__init__.py").read_text())
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert "__getattr__" not in functions, "put __getattr__ under `if not TYPE_CHECKING:`"
+
+
+@pytest.mark.parametrize("front", ["octavo_torch", "octavo_jax"])
+def test_type_checkers_know_the_activations(front: str) -> None:
+    """A misspelt one is found before anything runs, in either framework."""
+    module = importlib.import_module(front)
+    public = {name: getattr(module, name) for name in module.__all__}
+    asked = {
+        name: inspect.get_annotations(value.__init__ if inspect.isclass(value) else value).get("activation")
+        for name, value in public.items()
+        if callable(value)
+    }
+    known = {name: kind for name, kind in asked.items() if kind is not None}
+    assert len(known) > 5
+    assert set(known.values()) <= {"Activation", "Activation | None", "Name"}, known
 
 
 @pytest.mark.parametrize("front", ["octavo_torch", "octavo_jax"])

@@ -125,15 +125,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "gemms":
-        return import_module("octavo_native.gemms")
-    module = import_module("octavo_native.places" if name == "place" else "octavo_native._native")
-    value: object = getattr(module, name)
-    globals()[name] = value  # later uses cost what those of an imported name do
-    return value
+if not TYPE_CHECKING:  # a type checker would take any name, misspelt ones too, for one of this module's
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "gemms":
+            return import_module("octavo_native.gemms")
+        module = import_module("octavo_native.places" if name == "place" else "octavo_native._native")
+        value: object = getattr(module, name)
+        globals()[name] = value  # later uses cost what those of an imported name do
+        return value
 
 
 def __dir__() -> list[str]:

@@ -71,6 +71,20 @@ def test_a_package_for_each_framework_and_device(framework: str, device: str, tm
 
 
 @pytest.mark.parametrize("framework", TEMPLATES)
+def test_an_operation_on_the_card_without_a_function(framework: str, tmp_path: Path) -> None:
+    """Its author has named it on the card, and is told what is missing, and not that the card lacks it."""
+    pytest.importorskip(f"octavo_{framework}")
+    source = create("zenith", tmp_path, framework) / "src"
+    program = (
+        f"import sys; sys.path.insert(0, {str(source)!r}); from types import SimpleNamespace as Request;"
+        "from zenith_octavo.plugin import octavo_load;"
+        "octavo_load('zenith').bind(Request(op='dequantize', kind='row'))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "Refused: bind has no function for dequantize" in result.stderr
+
+
+@pytest.mark.parametrize("framework", TEMPLATES)
 @pytest.mark.parametrize("name", ["abc", "my-chip", "zenith"])
 def test_imports_of_a_new_package_are_sorted(framework: str, name: str, tmp_path: Path) -> None:
     """Whatever the name: its own modules stand apart from those of others, and nothing sorts them anew."""

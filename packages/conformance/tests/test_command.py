@@ -59,6 +59,18 @@ def test_failure_is_1(command: Command) -> None:
     assert "1 failed" in run.stdout
 
 
+def test_quiet_names_each_failure_beside_its_message(command: Command) -> None:
+    """Of several failures it is known which test says what."""
+    run = command("numpy-empty-dw", "--quiet", "-k", "test_all_groups_empty and (row.wgrad or block.wgrad)")
+    assert run.returncode == 1
+    failures = run.stdout.partition("FAILURES")[2].partition("octavo conformance")[0].splitlines()
+    told = [line for line in failures if line.startswith("E ") or "test_all_groups_empty[" in line]
+    assert len(told) == 4
+    for name, message in zip(told[::2], told[1::2], strict=True):
+        assert "wgrad" in name
+        assert "wgrad of groups without rows is not zero" in message
+
+
 def test_bad_input_is_2(command: Command) -> None:
     """An unknown backend, a report of no known kind, and an expression that matches nothing."""
     unknown = command("no-such", "--json")

@@ -47,6 +47,14 @@ def test_a_recipe_cannot_be_changed() -> None:
     assert recipe == MXFP8()
 
 
+def test_a_text_in_the_place_of_a_set_is_shown_as_one() -> None:
+    """Field, value and fix: what a user would have to look up is written out."""
+    with pytest.raises(RecipeError, match=r"fast_accumulation: got 'fprop'; needs a set, such as \{'fprop'\}$"):
+        BlockScaling(fast_accumulation="fprop")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match=r"fast_accumulation: got True; needs a set$"):
+        BlockScaling(fast_accumulation=True)  # type: ignore[arg-type]
+
+
 def test_another_value_of_a_field_is_validated() -> None:
     """`replace`, a preset with changes and pydantic's own copy make what the class would make, or refuse as it does."""
     recipe = DelayedScaling(history=4, fast_accumulation={"fprop"})

@@ -83,6 +83,8 @@ def test_doctor_names_recipes_that_nobody_defines(run: Any, use: Any, fakes: Any
     assert ran.code == 1
     assert "the card of a names the framework 'pytorch'; did you mean torch?" in ran.out
     assert "the card of a names the device 'CPU'; did you mean cpu?" in ran.out
+    use(fakes.registry(fakes.plugin("a", rows=[fakes.row(framework="torch", device="cuda:0")])))
+    assert "the card of a names the device 'cuda:0'; did you mean cuda?" in run("doctor").out
     use(fakes.registry(fakes.plugin("a", rows=[fakes.row(framework="torch", device="xpu")])))
     assert "did you mean" not in run("doctor").out  # whose front end may be elsewhere
 

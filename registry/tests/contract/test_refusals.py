@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from octavo import RecipeError
+from octavo_registry.contract.cards import BackendCard
+from octavo_registry.contract.hookspecs import API_LEVEL
 from octavo_registry.contract.request import MoveRequest, Request
 
 
@@ -27,3 +30,24 @@ def test_a_request_is_for_an_operation_of_its_class(kind: Any, op: str, message:
     """An operation that nobody knows would be refused by every backend, as if they were to blame."""
     with pytest.raises(ValueError, match=message):
         kind(op, "torch", "cpu", "bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"needs": "torch>=2.11"}, r"needs: got 'torch>=2.11'; needs a tuple, such as \('torch>=2.11',\)"),
+        ({"name": "My Chip"}, r"name: got 'My Chip'; needs text that matches \^\[a-z0-9\]"),
+        ({"capabilities": ()}, r"capabilities: got \(\); needs at least 1 of them"),
+    ],
+)
+def test_a_card_says_how_a_field_is_written(changes: dict[str, Any], message: str, fakes: Any) -> None:
+    """A comma that is missing, for instance, which makes no tuple."""
+    given = {"name": "a", "api_level": API_LEVEL, "capabilities": (fakes.row(),)}
+    with pytest.raises(RecipeError, match=message):
+        BackendCard(**given | changes)
+
+
+def test_one_row_by_itself_is_no_table(fakes: Any) -> None:
+    """A row is told from the table of rows that a card needs, instead of being taken apart."""
+    with pytest.raises(RecipeError, match=r"capabilities: got one Capability by itself; give a tuple of it"):
+        BackendCard(name="a", api_level=API_LEVEL, capabilities=fakes.row())

@@ -46,6 +46,18 @@ def test_the_environment_is_read_once(three: Registry, fakes: Any, monkeypatch: 
     assert three.plan(fakes.request()).backend == "a"
 
 
+def test_a_refusal_names_the_variable_that_closed_the_list(
+    three: Registry, fakes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set in a shell long ago, it is in no line of the program that stops."""
+    monkeypatch.setenv("OCTAVO_BACKEND", "b")
+    reasons = {decision.backend: decision.reason for decision in three.explain(fakes.request())}
+    assert reasons["a"] == "the preference is closed and names b, as OCTAVO_BACKEND says; name a or add '*'"
+    with prefer("c"):
+        reasons = {decision.backend: decision.reason for decision in three.explain(fakes.request())}
+    assert reasons["a"] == "the preference is closed and names c; name a or add '*'"
+
+
 def test_a_list_is_closed_and_the_star_opens_it(three: Registry, fakes: Any) -> None:
     """contract.md, promise 4: a preference is a closed list; each backend outside it says so."""
     mxfp8_only = fakes.plugin("d", rows=[fakes.row(recipes={"mxfp8"})])

@@ -81,7 +81,7 @@ def _shown(skips: bool, exit_first: bool, verbose: bool, quiet: bool) -> list[st
         "-x": exit_first,
         "-vv": verbose,  # once for pytest's, once against the command's own -q
         "-q": quiet,
-        "--tb=line": quiet,
+        "--tb=short": quiet,
     }
     return [argument for argument, wanted in asked.items() if wanted]
 

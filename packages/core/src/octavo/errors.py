@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import ValidationError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class OctavoError(Exception):
@@ -31,6 +34,8 @@ class NoBackendError(OctavoError, RuntimeError):
 _LONGEST = 80
 _MOST_FIELDS = 5
 _FEW = 3
+_COLLECTIONS = {"frozen_set_type": ("set", "{{{!r}}}"), "tuple_type": ("tuple", "({!r},)")}
+"""pydantic's kinds of errors: what is needed, and what a text in its place was meant to be."""
 
 N = TypeVar("N", bound=str)
 
@@ -76,6 +81,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {', '.join(others)} or {last}?" if others else f"; did you mean {last}?"
 
 
+def _needed(item: ErrorDetails) -> str:
+    """What a field needs, where a wrong value has been found."""
+    kind, given, limits = item["type"], item["input"], item.get("ctx", {})
+    if kind in _COLLECTIONS:
+        name, example = _COLLECTIONS[kind]
+        return f"a {name}, such as {example.format(given)}" if isinstance(given, str) else f"a {name}"
+    if kind == "string_pattern_mismatch":
+        return f"text that matches {limits['pattern']}"
+    if kind == "too_short":
+        return f"at least {limits['min_length']} of them"
+    return item["msg"].removeprefix("Input should be ")
+
+
 def explain_validation(model: str, error: ValidationError, fields: Iterable[str] = ()) -> str:
     """All wrong fields in one line: `MXFP8.fprop: got 'x'; needs 'quantized' or 'high_precision'`.
 
@@ -95,8 +113,7 @@ def explain_validation(model: str, error: ValidationError, fields: Iterable[str]
         elif item["type"] == "value_error":
             problems.append(f"{field}: {item['ctx']['error']}")
         else:
-            needed = item["msg"].removeprefix("Input should be ")
-            problems.append(f"{field}: got {shown(item['input'])}; needs {needed}")
+            problems.append(f"{field}: got {shown(item['input'])}; needs {_needed(item)}")
     if len(items) > _MOST_FIELDS:
         problems.append(f"and {len(items) - _MOST_FIELDS} more")
     return "; ".join(problems)

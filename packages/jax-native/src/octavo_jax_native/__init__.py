@@ -17,12 +17,14 @@ __version__ = "0.2.0"
 __all__ = ["TARGETS"]
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from octavo_jax_native.ffi.targets import TARGETS
+if not TYPE_CHECKING:  # a type checker would take any name, misspelt ones too, for one of this module's
 
-    return TARGETS
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from octavo_jax_native.ffi.targets import TARGETS
+
+        return TARGETS
 
 
 def __dir__() -> list[str]:

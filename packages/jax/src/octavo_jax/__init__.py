@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from octavo_jax import adapters, counting, moe, policies, traffic
+    from octavo_jax import linen as linen  # with flax alone, and so not in __all__
+    from octavo_jax import nnx as nnx
     from octavo_jax.arrays.grouped_tensor import GroupedTensor
     from octavo_jax.dispatch.room import Room
     from octavo_jax.functions.activations import activate
@@ -146,18 +148,20 @@ if "jax" in sys.modules:
     importlib.import_module("jax.extend.core")
 
 
-def __getattr__(name: str) -> object:
-    if name in _WITH_EXTRAS:
-        return importlib.import_module(f"octavo_jax.{name}")
-    if name not in __all__:
-        place = f"; take octavo_jax.{_SOUGHT_HERE[name]}" if name in _SOUGHT_HERE else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
-    if name in _MODULES:  # `from octavo_jax import policies` would ask here again
-        return importlib.import_module(f"octavo_jax.{name}")
-    for place in _PLACES:
-        public = vars(importlib.import_module(f"octavo_jax.{place}"))
-        globals().update({public_name: value for public_name, value in public.items() if public_name in __all__})
-    return globals()[name]
+if not TYPE_CHECKING:  # a type checker would take any name, misspelt ones too, for one of this module's
+
+    def __getattr__(name: str) -> object:
+        if name in _WITH_EXTRAS:
+            return importlib.import_module(f"octavo_jax.{name}")
+        if name not in __all__:
+            place = f"; take octavo_jax.{_SOUGHT_HERE[name]}" if name in _SOUGHT_HERE else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
+        if name in _MODULES:  # `from octavo_jax import policies` would ask here again
+            return importlib.import_module(f"octavo_jax.{name}")
+        for place in _PLACES:
+            public = vars(importlib.import_module(f"octavo_jax.{place}"))
+            globals().update({public_name: value for public_name, value in public.items() if public_name in __all__})
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -31,15 +31,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from octavo_torch import plugin_api
-    from octavo_torch_cudagraph import graphed, modules, pipeline, step, weights
+if not TYPE_CHECKING:  # a type checker would take any name, misspelt ones too, for one of this module's
 
-    for place in (plugin_api, graphed, modules, pipeline, step, weights):
-        globals().update({public: value for public, value in vars(place).items() if public in __all__})
-    return globals()[name]
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from octavo_torch import plugin_api
+        from octavo_torch_cudagraph import graphed, modules, pipeline, step, weights
+
+        for place in (plugin_api, graphed, modules, pipeline, step, weights):
+            globals().update({public: value for public, value in vars(place).items() if public in __all__})
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -20,12 +20,14 @@ __version__ = "0.2.0"
 __all__ = ["GroupIndex", "index_groups"]
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from octavo_torch_native.arrays import group_index
+if not TYPE_CHECKING:  # a type checker would take any name, misspelt ones too, for one of this module's
 
-    return getattr(group_index, name)
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from octavo_torch_native.arrays import group_index
+
+        return getattr(group_index, name)
 
 
 def __dir__() -> list[str]:

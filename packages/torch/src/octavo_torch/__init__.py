@@ -218,15 +218,17 @@ _SOUGHT_HERE = {
 """Names that octavo_jax has, and what they are here."""
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        place = f"; take octavo_torch.{_SOUGHT_HERE[name]}" if name in _SOUGHT_HERE else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
-    # all names together: afterwards each is a plain global, which a compiler can trace
-    for module in _DEFINING_MODULES:
-        public = vars(importlib.import_module(f"octavo_torch.{module}"))
-        globals().update({public_name: value for public_name, value in public.items() if public_name in __all__})
-    return globals()[name]
+if not TYPE_CHECKING:  # a type checker would take any name, misspelt ones too, for one of this module's
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            place = f"; take octavo_torch.{_SOUGHT_HERE[name]}" if name in _SOUGHT_HERE else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
+        # all names together: afterwards each is a plain global, which a compiler can trace
+        for module in _DEFINING_MODULES:
+            public = vars(importlib.import_module(f"octavo_torch.{module}"))
+            globals().update({public_name: value for public_name, value in public.items() if public_name in __all__})
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

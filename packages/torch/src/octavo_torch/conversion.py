@@ -13,7 +13,7 @@ from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.transformers import ExpertsFunction, ExpertsModule, check_values, is_dispatched, run_by
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.group_parameters import reshard
-from octavo_torch.arrays.selection import Filter, check_filter, name_in, selects
+from octavo_torch.arrays.selection import Filter, check_filter, listed, name_in, selects
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.distributed.fsdp.api import check_gathered
 from octavo_torch.linear.coded_weight import CodedWeight
@@ -63,8 +63,7 @@ def convert(
             "octavo_torch.Linear in the place of torch's by convert_linears" + _one_by_one(model)
         )
     if not names:
-        all_names = ", ".join(name or "'' (the model itself)" for name in experts)
-        raise ValueError(f"filter matches none of the model's experts; give names among {all_names}")
+        raise ValueError(f"filter matches none of the model's experts; give names among {listed(experts)}")
     for name in names:
         _check_codes(name, experts[name], chosen)
         check_gathered(name, experts[name], chosen)

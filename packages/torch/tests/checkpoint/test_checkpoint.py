@@ -19,6 +19,7 @@ from octavo_torch import (
     GroupedLinear,
     GroupedMLP,
     check_recipe_state,
+    convert_linears,
     load_checkpoint,
     recipe_state,
     save_checkpoint,
@@ -223,8 +224,21 @@ def test_a_sharded_checkpoint_of_another_recipe_is_refused() -> None:
     check_recipe_state(made(MXFP8()), saved)
     with pytest.raises(ValueError, match=r"0.recipe_fingerprint is [0-9a-f]{16} in the checkpoint and [0-9a-f]{16} "):
         check_recipe_state(made(MXFP8(wgrad="high_precision")), saved)
-    with pytest.raises(ValueError, match="lack"):
+    with pytest.raises(ValueError, match=r"has no recipe of 1\.recipe_fingerprint; make the module as it was"):
         check_recipe_state(made(MXFP8()), {"0.recipe_fingerprint": saved["0.recipe_fingerprint"]})
+
+
+def test_layers_that_were_not_made_again_are_named(tmp_path: Path) -> None:
+    """A process that forgets convert_linears is told of it, and its first layers, however many there are."""
+    attention = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(14)))
+    convert_linears(attention, MXFP8(), "*")
+    save_checkpoint(attention, tmp_path / "model.safetensors")
+    plain = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(14)))
+    message = "recipes of 0, 1, 10, 11, 12, 13, 2, 3, 4, 5, 6, 7 and 2 more, which .* by the same convert_linears"
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(plain, tmp_path / "model.safetensors")
+    convert_linears(plain, MXFP8(), "*")
+    load_checkpoint(plain, tmp_path / "model.safetensors")
 
 
 def test_a_pickle_is_refused_unread(tmp_path: Path) -> None:

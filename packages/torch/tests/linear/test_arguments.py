@@ -142,7 +142,26 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "sizes of arrays": (linear(group_sizes=[4, np.array([4])]), r"group_sizes\[1\] is a ndarray; sizes are integers"),
     "no GroupedTensor": (lambda: dequantize(X), "q is a Tensor"),  # type: ignore[arg-type]
     "offs": (lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([4.0, 8.0])), "offs is float32"),
-    "offs past the rows": (lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([4, 9])), "sum to 9"),
+    "offs past the rows": (
+        lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([4, 9])),
+        "offs ends at row 9 and a has 8 rows",
+    ),
+    "a device that torch lacks": (
+        lambda: GroupedLinear(2, 8, 8, recipe=None, device="nowhere"),
+        "device is 'nowhere', and torch makes no tensor there: .*nowhere; give a torch.device of this machine",
+    ),
+    "sizes as offs": (
+        lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([5, 3])),
+        r"offs\[1\] is 3, before offs\[0\], which is 5; give the cumulative end of each group",
+    ),
+    "a negative end": (
+        lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([-1, 3])),
+        r"offs\[0\] is -1; give the cumulative end",
+    ),
+    "offs of other groups": (
+        lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([8])),
+        r"offs has shape \[1\] and b 2 matrices; give one end per matrix",
+    ),
     "b shape": (lambda: grouped_mm(X, W, torch.tensor([4, 8])), "a has 16 columns"),
     "module groups": (lambda: GroupedLinear(0, 4, 4), "num_groups is 0"),
     "module recipe": (lambda: GroupedLinear(1, 4, 4, recipe="mxpf8"), "got 'mxpf8'; did you mean mxfp8"),

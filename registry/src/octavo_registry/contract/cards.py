@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from octavo import QuantizerSpec
 from octavo.formats import DType
@@ -122,6 +122,13 @@ class BackendCard(Schema):
     needs: tuple[str, ...] = ()
     capabilities: tuple[Capability, ...] = Field(min_length=1)
     summary: str = ""
+
+    @field_validator("capabilities", mode="before")
+    @classmethod
+    def _not_one_alone(cls, capabilities: object) -> object:
+        if isinstance(capabilities, Capability):
+            raise ValueError("got one Capability by itself; give a tuple of it, such as (CAPABILITY,)")
+        return capabilities
 
 
 class QuantizerCard(Schema):

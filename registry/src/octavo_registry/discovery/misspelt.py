@@ -21,7 +21,8 @@ def misspelt(card: BackendCard) -> Iterator[str]:
         if hint := did_you_mean(name, known):
             yield f"the card of {card.name} names the framework {name!r}{hint}"
     for name in sorted({row.device for row in card.capabilities}):
-        meant = _DEVICES.get(name.lower(), name)  # an xpu is no misspelt cpu
+        kind = name.partition(":")[0]  # a card is for every device of a kind, and cuda:0 is one of them
+        meant = _DEVICES.get(kind.lower(), kind)  # an xpu is no misspelt cpu
         if meant != name:
             yield f"the card of {card.name} names the device {name!r}; did you mean {meant}?"
 

@@ -13,7 +13,7 @@ from octavo_registry.contract.request import Request
 from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.discovery.records import BackendRecord
 from octavo_registry.dispatch.match import match
-from octavo_registry.dispatch.preference import REST, Preference
+from octavo_registry.dispatch.preference import REST, Preference, shown
 from octavo_registry.dispatch.untried import untried_words
 
 SERVES = "declares that it serves this"
@@ -116,7 +116,7 @@ def filter_cards(
         if isinstance(row, str):
             refused.append(record.decision("refused", row))
         elif place is None:
-            named = ", ".join(preference or ())
+            named = shown(preference or ())
             refused.append(
                 record.decision("refused", f"the preference is closed and names {named}; name {record.name} or add '*'")
             )

@@ -97,6 +97,12 @@ def from_environment() -> Preference | None:
     return _environment[0]
 
 
+def shown(preference: Preference) -> str:
+    """Its names for a message, and the variable if it has set them: nothing in the user's program would show where."""
+    names = ", ".join(preference)
+    return f"{names}, as {ENVIRONMENT} says" if preference in _environment else names
+
+
 def current() -> Preference | None:
     """The preference of this context: the innermost `prefer`, else OCTAVO_BACKEND, else None."""
     names = _current.get().names

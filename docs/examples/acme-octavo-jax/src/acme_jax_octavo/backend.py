@@ -37,7 +37,7 @@ class AcmeJaxBackend(Backend):
     def bind(self, request: AnyRequest) -> AnyBound:
         """The function for the hot path. What depends on the request alone is decided here, once."""
         if not isinstance(request, GemmRequest) or request.kind not in SCALINGS:
-            raise Refused(f"the card does not name {request.op} in {request.kind}")
+            raise Refused(f"bind has no function for {request.op} in {request.kind}; write one or change the card")
         out_dtype = jnp.dtype(request.out_dtype)
         if request.op == "fprop":
             return BoundFprop(gemm.Fprop(jax.jit(partial(gemm.fprop, out_dtype))), note=NOTE)

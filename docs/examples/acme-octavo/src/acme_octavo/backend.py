@@ -42,7 +42,7 @@ class AcmeBackend(Backend):
         if isinstance(request, QuantizeRequest):
             return BoundQuantize(Quantizer(request.quantizer))
         if not isinstance(request, GemmRequest):
-            raise Refused(f"the card does not name {request.op}")
+            raise Refused(f"bind has no function for {request.op}; write one or change the card")
         out_dtype: torch.dtype = getattr(torch, request.out_dtype)
         if request.op == "fprop":
             return BoundFprop(partial(gemm.fprop, out_dtype), note=NOTE)

@@ -49,6 +49,23 @@ def assert_same_bits(actual: Array, expected: Array, what: str) -> None:
         )
 
 
+def assert_equal(actual: Array, expected: Array, what: str) -> None:
+    """Fails with the first value that is not the expected one, its coordinate and both values."""
+    wrong = np.argwhere(actual != expected)
+    if len(wrong):
+        where = tuple(int(index) for index in wrong[0])
+        pytest.fail(
+            f"{what}: {len(wrong)} of {actual.size} values differ; first at {list(where)}: got {actual[where]}, "
+            f"needs {expected[where]}"
+        )
+
+
+def assert_zeros(array: Array, what: str) -> None:
+    """Every value is an exact zero."""
+    values = array.astype(np.float32)
+    assert_equal(values, np.zeros_like(values), f"{what} is not zero")
+
+
 def assert_same_tensor(case: Case, tensor: Any, expected: QuantizedArray, what: str = "") -> None:
     """Every plane that the spec asks for is there, and its valid part has the definition's bits."""
     mine = read_back(case, tensor, expected)
@@ -153,10 +170,7 @@ def assert_zero_rows(array: Array, first: int, what: str) -> None:
 def assert_zero_groups(dw: Array, sizes: Array) -> None:
     """The weight gradient of a group without rows is exactly zero."""
     for group in np.flatnonzero(sizes == 0):
-        wrong = np.argwhere(~(dw[group].astype(np.float32) == 0))
-        assert not len(wrong), (
-            f"dw of empty group {int(group)} holds {dw[group][tuple(wrong[0])]} at {wrong[0].tolist()}"
-        )
+        assert_zeros(dw[group], f"dw of empty group {int(group)}")
 
 
 def with_bias(parts: Sequence[Part], problem: Problem, bias_scales: Array | None = None) -> list[Part]:

@@ -157,9 +157,11 @@ def _device_of(found: dict[str, ExpertsModule]) -> torch.device | None:
 def _like(module: ExpertsModule, recipe: Recipe, backend: str | Sequence[str] | None) -> GroupedMLP:
     """A GroupedMLP of the experts' shapes, on the meta device."""
     (first, bias), (second, _) = projections(module)
+    activation = activation_of(module)
+    assert activation is not None  # freeze_experts has refused what has none
     return GroupedMLP(
         int(first.shape[0]), int(first.shape[2]), int(second.shape[2]), int(second.shape[1]),
-        activation=activation_of(module) or "", bias=bias is not None, recipe=recipe, device="meta", dtype=first.dtype,
+        activation=activation, bias=bias is not None, recipe=recipe, device="meta", dtype=first.dtype,
         backend=backend, interleave=block_of(module),
     )  # fmt: skip
 

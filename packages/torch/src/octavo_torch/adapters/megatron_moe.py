@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import Recipe
+from octavo_registry.contract.cards import Activation
 from octavo_torch.adapters.grouped_mm import misfit
 from octavo_torch.adapters.megatron import TESTED, ExpertLinear, builders
 from octavo_torch.adapters.megatron_types import MoeConfig, ProcessGroups
@@ -206,11 +207,11 @@ class Experts(TEGroupedMLP):  # type: ignore[misc]
         return moe.run(tokens, w1, w2, moe.Routed(choices, weights, bias1, bias2), call), None
 
 
-def activation_of(config: MoeConfig) -> str:
+def activation_of(config: MoeConfig) -> Activation:
     """The name in `moe_mlp` of what a TransformerConfig computes between both layers; ValueError for something else."""
     functional = nn.functional
     plain = (config.activation_func_clamp_value, config.glu_linear_offset) == (None, 0.0)
-    known: dict[tuple[bool, Callable[..., Tensor]], str] = {
+    known: dict[tuple[bool, Callable[..., Tensor]], Activation] = {
         (True, functional.silu): "swiglu", (True, functional.gelu): "geglu", (False, functional.silu): "silu",
         (False, functional.gelu): "gelu", (False, squared_relu): "relu2",
     }  # fmt: skip

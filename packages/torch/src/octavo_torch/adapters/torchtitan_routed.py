@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from octavo import Recipe
+from octavo_registry.contract.cards import Activation
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.torchtitan_types import Dims, Dispatcher, Experts, OurConfig, RoutedConfig, owner_of
 from octavo_torch.arrays.checks import brief
@@ -39,7 +40,7 @@ class Formula(NamedTuple):
     first    what w1 is made of, the gate first
     """
 
-    activation: str
+    activation: Activation
     interleave: int | None
     first: tuple[str, ...]
     second: str

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from octavo import Recipe
+from octavo_registry.contract.cards import Activation
 from octavo_torch.adapters.grouped_mm import GroupedMM, misfit
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.dtypes import name_of
@@ -36,8 +37,10 @@ from octavo_torch.moe.rows.permutation import permute, through_rows, unpermute
 TESTED = "5.23.0"
 
 # by class name: transformers has several classes for one function
-_GATED = {"SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUActivation": "geglu", "GELUTanh": "geglu_tanh"}
-_PLAIN = {
+_GATED: dict[str, Activation] = {
+    "SiLU": "swiglu", "SiLUActivation": "swiglu", "GELUActivation": "geglu", "GELUTanh": "geglu_tanh",
+}  # fmt: skip
+_PLAIN: dict[str, Activation] = {
     "SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
     "ReLUSquaredActivation": "relu2",
 }  # fmt: skip
@@ -268,7 +271,7 @@ def projections(module: ExpertsModule) -> tuple[Projection, Projection]:
     return found[0], found[1]
 
 
-def activation_of(module: ExpertsModule) -> str | None:
+def activation_of(module: ExpertsModule) -> Activation | None:
     """The activation's name in `moe_mlp`; None where the module does something else between its projections."""
     if getattr(module, "has_post_expert_norm", False):
         return None

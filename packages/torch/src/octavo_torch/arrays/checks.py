@@ -107,7 +107,11 @@ def check_device(device: torch.device | str | int | None, dtype: object = None) 
     try:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        raise ValueError(f"device is {brief(device)}; give a torch.device of this machine or its name") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ValueError(
+            f"device is {brief(device)}, and torch makes no tensor there: {reason}; give a torch.device of this "
+            "machine or its name"
+        ) from error
     if dtype is not None:
         check_dtype(dtype)
 

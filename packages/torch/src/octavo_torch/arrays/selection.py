@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -17,6 +17,15 @@ Filter = Selection | None
 
 _WRAPPED = "_checkpoint_wrapped_module"
 """What torch.distributed.algorithms._checkpoint.checkpoint_wrapper calls the module that it wraps."""
+
+_MOST_NAMES = 12
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names of modules for a message: the first ones, and how many more there are."""
+    every = [name or "'' (the model itself)" for name in names]
+    more = f" and {len(every) - _MOST_NAMES} more" if len(every) > _MOST_NAMES else ""
+    return f"{', '.join(every[:_MOST_NAMES])}{more}"
 
 
 def check_filter(filter: object, needed: bool = False) -> None:

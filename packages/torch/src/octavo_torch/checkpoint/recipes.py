@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import octavo
 from octavo import OctavoError, Recipe
 from octavo_torch.arrays.checks import brief, check_module
-from octavo_torch.arrays.selection import name_in, saved_modules
+from octavo_torch.arrays.selection import listed, name_in, saved_modules
 from octavo_torch.scaling.recipe_module import RecipeModule
 
 _SUFFIX = "recipe_fingerprint"
@@ -40,7 +40,7 @@ def check_recipe_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     expected = recipe_state(module)
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"state is {brief(state)}; give the tensors that recipe_state returned for the saved module")
-    _check_names("recipe_state", state, expected)
+    _check_names(state, expected)
     for name, fingerprint in expected.items():
         if not torch.equal(fingerprint, state[name].cpu()):
             saved = bytes(state[name].tolist()).hex()
@@ -67,7 +67,7 @@ def check_recipes_json(module: nn.Module, saved: Any) -> None:
     saved   the parsed JSON of `recipes_json`
     """
     layers = recipe_layers(module)
-    _check_names("recipes", saved, layers)
+    _check_names(saved, layers)
     for name, layer in layers.items():
         try:
             recipe = Recipe.from_json(json.dumps(saved[name]["recipe"]))
@@ -95,10 +95,12 @@ def _shown(name: str) -> str:
     return repr(name) if name else "the module itself"
 
 
-def _check_names(kind: str, saved: Mapping[str, object], needed: Mapping[str, object]) -> None:
-    missing, unknown = sorted(needed.keys() - saved.keys()), sorted(saved.keys() - needed.keys())
-    if missing or unknown:
+def _check_names(saved: Collection[str], needed: Collection[str]) -> None:
+    missing, unknown = sorted(set(needed) - set(saved)), sorted(set(saved) - set(needed))
+    found = [f"no recipe of {listed(missing)}"] if missing else []
+    found += [f"recipes of {listed(unknown)}, which the module does not have as layers of Octavo"] if unknown else []
+    if found:
         raise ValueError(
-            f"{kind} of the checkpoint lack {missing} and have {unknown}, which the module does not have; give the "
-            "module that was saved"
+            f"the checkpoint has {', and '.join(found)}; make the module as it was when it was saved, by the same "
+            "convert_linears if one made its layers"
         )

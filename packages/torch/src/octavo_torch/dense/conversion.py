@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from octavo import Recipe
 from octavo_torch.arrays.checks import brief, known_backends
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.selection import Selection, check_filter, selects
+from octavo_torch.arrays.selection import Selection, check_filter, listed, selects
 from octavo_torch.dense.module import Linear
 from octavo_torch.dispatch.device import CUDA_MULTIPLE
 from octavo_torch.dispatch.recipes import recipe_of
@@ -94,11 +94,10 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def _nothing(model: nn.Module) -> str:
-    names = [name or "'' (the model itself)" for name, _ in _linears(model)]
+    names = [name for name, _ in _linears(model)]
     if not names:
         return "model has no torch.nn.Linear; give one that has, or use octavo_torch.convert for grouped layers"
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return f"filter matches none of the model's Linear modules; give names among {', '.join(names[:12])}{more}"
+    return f"filter matches none of the model's Linear modules; give names among {listed(names)}"
 
 
 def _check_unwrapped(model: nn.Module) -> None:

@@ -12,6 +12,8 @@ from octavo_torch.arrays.checks import brief, check_recipe, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_tensor
 from octavo_torch.arrays.strides import overlaps_itself, share_memory
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.compiler.transforms import transforms_active
 from octavo_torch.linear.call import Adapter, Call, Options
 from octavo_torch.linear.quantized_input import QUANTIZED
 from octavo_torch.quantizers.arguments import NEEDS_SEED, check_group_offset
@@ -155,5 +157,25 @@ def check_grouped_mm(a: Tensor, b: Tensor, offs: object, out_dtype: object) -> N
         given = f"{name_of(offs.dtype)} {list(offs.shape)}" if isinstance(offs, Tensor) else type(offs).__name__
         raise ValueError(f"offs is {given}; give int32 [G], the cumulative end of each group")
     check_layout("offs", offs)
+    _check_ends(offs, a, b.shape[0])
     if out_dtype is not None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in DTYPE_NAMES):
         raise ValueError(f"out_dtype is {brief(out_dtype)}; give torch.bfloat16, torch.float16 or torch.float32")
+
+
+def _check_ends(offs: Tensor, a: Tensor, matrices: int) -> None:
+    """ValueError unless `offs` has an end for each matrix and, where its values can be read, ends of rows of `a`."""
+    if offs.shape[0] != matrices:
+        raise ValueError(f"offs has shape {list(offs.shape)} and b {matrices} matrices; give one end per matrix")
+    if not offs.is_cpu and offs.device != a.device:
+        raise ValueError(f"offs is on {offs.device} and a on {a.device}; move offs to {a.device}, or to the CPU")
+    if torch.compiler.is_compiling() or transforms_active() or not offs.is_cpu or not is_plain(offs):
+        return
+    before = 0
+    for group, end in enumerate(offs.tolist()):
+        if end < before:
+            needed = "; give the cumulative end of each group, such as group_sizes.cumsum(0)"
+            where = f", before offs[{group - 1}], which is {before}" if group else ""
+            raise ValueError(f"offs[{group}] is {end}{where}{needed}")
+        before = end
+    if before > a.shape[0]:
+        raise ValueError(f"offs ends at row {before} and a has {a.shape[0]} rows; give ends of a's rows")

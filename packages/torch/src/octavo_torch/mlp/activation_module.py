@@ -57,7 +57,7 @@ def _activated(x: Tensor, name: str, probs: Tensor | None = None) -> Tensor:
     return y
 
 
-def activate(x: Tensor, activation: str, *, probs: Tensor | None = None) -> Tensor:
+def activate(x: Tensor, activation: Name, *, probs: Tensor | None = None) -> Tensor:
     """act(x), or act(gate) * up where the activation is gated, times `probs` row by row.
 
     x           [M, F], or [M, 2 F] with the gate first for a gated activation; bf16, fp16 or fp32. Any other leading
@@ -93,7 +93,7 @@ class Activation(nn.Module):
 
     activation: Name
 
-    def __init__(self, activation: str = "swiglu") -> None:
+    def __init__(self, activation: Name = "swiglu") -> None:
         super().__init__()
         self.activation = check_activation(activation)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.linear.call import Call, Options
 from octavo_torch.linear.contexts import unwrapped_state
@@ -49,7 +50,7 @@ class MlpCall(Options):
     fc1, fc2        the calls of the two layers; both have the same `sizes`
     """
 
-    activation: str = "swiglu"
+    activation: Activation = "swiglu"
     interleave: int | None = None
     second_seed: Seed = None
     states: States | None = None

@@ -47,7 +47,7 @@ class Experts(RecipeModule):
     def __init__(
         self,
         sides: Mapping[str, int],
-        activation: str,
+        activation: Activation,
         bias: bool,
         interleave: int | None,
         options: ModuleOptions,

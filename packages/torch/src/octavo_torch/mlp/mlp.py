@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from octavo import Recipe
+from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.checks import backend_names
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
@@ -170,7 +171,7 @@ def grouped_mlp(
     w2: Weights | QuantizedWeight,
     group_sizes: GroupSizes | None,
     *,
-    activation: str = "swiglu",
+    activation: Activation = "swiglu",
     probs: Tensor | None = None,
     bias1: Weights | None = None,
     bias2: Weights | None = None,
@@ -239,7 +240,7 @@ def explain_mlp(
     w2: Weights,
     group_sizes: GroupSizes | None,
     *,
-    activation: str = "swiglu",
+    activation: Activation = "swiglu",
     recipe: Recipe | str | None,
     backend: str | Sequence[str] | None = None,
 ) -> MlpPlan:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo import Recipe
 from octavo.unsaid import UNSAID, Unsaid
+from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.sizes import GroupSizes
 from octavo_torch.dispatch.room import Room
@@ -39,7 +40,7 @@ class GroupedMLP(Experts):
         hidden_features: int,
         out_features: int | None = None,
         *,
-        activation: str = "swiglu",
+        activation: Activation = "swiglu",
         bias: bool = False,
         recipe: Recipe | str | Unsaid | None = UNSAID,
         device: torch.device | str | None = None,

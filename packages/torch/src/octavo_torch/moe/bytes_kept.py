@@ -96,7 +96,7 @@ def bytes_kept(
     form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
     *,
     weight_codes: Literal["keep", "remake"] = "keep",
-    activation: str = "swiglu",
+    activation: Activation = "swiglu",
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str | None = None,
     backend: str | Sequence[str] | None = None,

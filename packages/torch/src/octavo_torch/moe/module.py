@@ -16,6 +16,7 @@ from octavo import Recipe
 from octavo.renamed import renamed_arguments
 from octavo.router import RouterRule
 from octavo.unsaid import UNSAID, Unsaid
+from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.checks import brief, check_count, check_flag
 from octavo_torch.arrays.group_parameters import PerGroup
 from octavo_torch.arrays.operands import check_layout
@@ -74,7 +75,7 @@ class MoE(Experts):
         choice_bias: bool = False,
         form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",
         weight_codes: Literal["keep", "remake"] = "keep",
-        activation: str = "swiglu",
+        activation: Activation = "swiglu",
         bias: bool = False,
         recipe: Recipe | str | Unsaid | None = UNSAID,
         device: torch.device | str | None = None,

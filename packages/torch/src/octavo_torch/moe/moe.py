@@ -168,7 +168,7 @@ def moe_mlp(
     w2: Weights | QuantizedWeight,
     *,
     recipe: Recipe | str | None,
-    activation: str = "swiglu",
+    activation: Activation = "swiglu",
     bias1: Weights | None = None,
     bias2: Weights | None = None,
     form: Literal["keep_all", "standard", "lean", "recompute"] = "standard",

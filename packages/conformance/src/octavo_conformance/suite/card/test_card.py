@@ -43,9 +43,10 @@ def test_the_card_imports_no_framework(target: Target) -> None:
 
 def test_the_card_is_plain_data(target: Target) -> None:
     """The card survives JSON, names an API level that this registry knows, and a distribution that is installed."""
-    assert BackendCard.model_validate_json(target.card.model_dump_json()) == target.card
-    assert target.card.api_level <= API_LEVEL
-    assert metadata.version(target.distribution) == target.version
+    card, installed = target.card, metadata.version(target.distribution)
+    assert BackendCard.model_validate_json(card.model_dump_json()) == card, f"JSON changes the card of {target.name}"
+    assert card.api_level <= API_LEVEL, f"{target.name} has API level {card.api_level}, this registry {API_LEVEL}"
+    assert installed == target.version, f"{target.distribution} is {target.version} here and {installed} installed"
 
 
 def test_the_card_names_recipes_that_exist(target: Target) -> None:

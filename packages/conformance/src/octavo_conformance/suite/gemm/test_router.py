@@ -45,7 +45,7 @@ def assert_chosen(case: Case, made: Any, logits: Array, expected: octavo_numeric
     assert_same_bits(case.integers(choices), expected.choices, "choices")
     assert_same_bits(case.integers(counts), expected.counts, "counts")
     weights = case.numpy(weights)
-    assert weights.dtype == np.float32
+    assert weights.dtype == np.float32, f"weights are {weights.dtype}; they are float32"
     bound = octavo_numerics.choice_weights_bound(logits, expected, rule)
     assert (np.abs(weights - expected.weights) <= bound).all(), "weights are past octavo_numerics.choice_weights_bound"
 

@@ -79,7 +79,7 @@ def test_device_sizes_are_clamped_by_quantize(case: Case, rng: Rng) -> None:
         actual = _unless_refused(case, codes, sizes)
         if actual is None:
             continue
-        assert actual.shape == right.shape
+        assert actual.shape == right.shape, f"sizes {sizes}: shape {actual.shape}, with good sizes {right.shape}"
         assert_same_bits(actual[:100], right[:100], f"codes of the first group with sizes {sizes}")
 
 
@@ -107,6 +107,6 @@ def test_device_sizes_are_clamped_by_gemms(case: Case, rng: Rng) -> None:
         actual = _unless_refused(case, result, sizes)
         if actual is None:
             continue
-        assert actual.shape == right.shape
+        assert actual.shape == right.shape, f"sizes {sizes}: shape {actual.shape}, with good sizes {right.shape}"
         mine, theirs = (actual[0], right[0]) if case.gemm == "wgrad" else (actual[:100], right[:100])
         assert_same_bits(mine, theirs, f"{case.gemm} of the first group with sizes {sizes}")

@@ -107,7 +107,7 @@ def test_without_bias_and_forward_only(case: Case, rng: Rng, measure: Measure) -
     """No bias, no gradient asked for: y alone, and the same y."""
     problem = draw_problem(rng, case.dtype)
     outcome = run_layer(case, problem, bias=False, backward=False)
-    assert set(outcome.arrays()) == {"y"}
+    assert set(outcome.arrays()) == {"y"}, f"no gradient is asked for, and there are {sorted(outcome.arrays())}"
     assert_layer(case, problem, outcome, measure, bias=False)
 
 

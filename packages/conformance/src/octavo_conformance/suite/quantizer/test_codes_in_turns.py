@@ -61,7 +61,7 @@ class Served:
     def assert_amax(self, amax: Any, expected: Array) -> None:
         """fp32 [G]; NaN is NaN, whatever its bits."""
         measured = self.case.numpy(amax)
-        assert measured.dtype == np.float32
+        assert measured.dtype == np.float32, f"{self.what}amax is {measured.dtype}; it is float32"
         np.testing.assert_array_equal(measured, expected, f"{self.what}amax")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from octavo_conformance.cards.fused_variants import of_activations, of_gradients, of_norms, one_gradient
 from octavo_conformance.cards.needs import needs, needs_the_rest
-from octavo_conformance.oracles.checks import assert_same_bits
+from octavo_conformance.oracles.checks import assert_same_bits, assert_zeros
 from octavo_conformance.oracles.functions import activated, activated_gradient, normalized, width
 from octavo_conformance.oracles.fused import (
     FEATURES,
@@ -105,7 +105,7 @@ def test_gradient_without_codes(case: Case, rng: Rng) -> None:
         assert_same_bits(case.numpy(alone.dprobs), case.numpy(extras.dprobs), "dprobs")
     few = values_alone(case, "dact_quantize", inputs, columns, [dy, x], probs=probs, wanted=("activated", "forward"))
     assert_same_bits(case.numpy(few.activated)[:total], beside[:total], "activated alone")
-    assert few.dbias is None
+    assert few.dbias is None, "there is a dbias, which wanted= did not name"
     if few.forward is not None:
         forward = values_alone(case, "act_quantize", inputs, FEATURES, [x], probs=probs)
         assert_same_bits(case.numpy(few.forward)[:total], case.numpy(forward.activated)[:total], "forward")
@@ -143,7 +143,7 @@ def test_all_groups_empty(case: Case, rng: Rng) -> None:
     inputs = draw_inputs(case, rng, np.zeros(GROUPS, np.int32))
     columns = width(case.function, FEATURES)
     _, extras = call(case, inputs, columns, [inputs.rows(FEATURES), inputs.rows(columns)])
-    assert not case.numpy(extras.dbias).any()
+    assert_zeros(case.numpy(extras.dbias), "dbias of groups without rows")
 
 
 @needs("act_quantize", one_gradient, graph_safe=True)

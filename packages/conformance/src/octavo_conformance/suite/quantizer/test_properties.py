@@ -6,7 +6,7 @@ import numpy as np
 
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
-from octavo_conformance.oracles.checks import assert_same_bits
+from octavo_conformance.oracles.checks import assert_equal, assert_same_bits
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, decoded, quantized, sizes_for
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import Array, Rng, draw, draw_sizes, offsets
@@ -29,7 +29,7 @@ def test_sign_symmetry(case: Case, rng: Rng) -> None:
     arguments = arguments_for(case.spec, rng, GROUPS)
     plus, minus = (decoded(quantized(case, value, SIZES, **arguments)) for value in (x, -x))
     for direction, values in plus.items():
-        assert np.array_equal(values, -minus[direction]), f"{direction}: q(-x) is not -q(x)"
+        assert_equal(minus[direction], -values, f"{direction}: q(-x) is not -q(x)")
 
 
 @needs("quantize", selections.self_scaled)
@@ -39,7 +39,7 @@ def test_scaling_by_four(case: Case, rng: Rng) -> None:
     arguments = arguments_for(case.spec, rng, GROUPS)
     one, four = (decoded(quantized(case, value, SIZES, **arguments)) for value in (x, x * x.dtype.type(4)))
     for direction, values in one.items():
-        assert np.array_equal(4 * values, four[direction]), f"{direction}: q(4x) is not 4 q(x)"
+        assert_equal(four[direction], 4 * values, f"{direction}: q(4x) is not 4 q(x)")
 
 
 @needs("quantize", selections.one_per_scaling)
@@ -152,12 +152,14 @@ def test_nan_in_nan_out(case: Case, rng: Rng) -> None:
     """A NaN or Inf is never hidden: its row and column data dequantize to NaN there."""
     x = draw(rng, (ROWS, COLUMNS), case.dtype)
     row, column = int(rng.integers(TOTAL)), int(rng.integers(COLUMNS))
-    x[row, column] = rng.choice([np.nan, np.inf, -np.inf])
+    x[row, column] = given = rng.choice([np.nan, np.inf, -np.inf])
     values = decoded(quantized(case, x, SIZES, **arguments_for(case.spec, rng, GROUPS)))
-    assert np.isnan(values["rowwise"][row, column])
+    hidden = f"x[{row}, {column}] is {given}, and no NaN stands for it in"
+    assert np.isnan(values["rowwise"][row, column]), f"{hidden} rowwise"
     if "columnwise" in values:
         columns = values["columnwise"]
-        assert np.isnan(columns).any() if case.spec.hadamard else np.isnan(columns[row, column])
+        there = columns if case.spec.hadamard else columns[row, column]
+        assert np.isnan(there).any(), f"{hidden} columnwise"
 
 
 @needs("quantize", selections.mx)
