@@ -1,5 +1,5 @@
 // InputArgs, PlaneArgs, PrologueArgs: the parts of QuantizeArgs. One call with every field as a keyword of its own
-// would take longer to match its keywords than to launch (docs/field-notes.md).
+// would take longer to match its keywords than to launch (docs/field-notes/builds.md).
 #include <new>
 
 #include "arguments.h"

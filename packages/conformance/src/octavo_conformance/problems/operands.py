@@ -90,8 +90,9 @@ def draw_problem(
 @lru_cache(maxsize=16)
 def _magnitudes(groups: int, rows: int, columns: int) -> Array:
     """1, 1/2 and 1/4 for the blocks of a weight: another one than the next two blocks have along any axis, or than the
-    block with rows and columns in each other's place. Scales that are powers of two are the same for almost all blocks
-    of one variance, and a GEMM that reads another block's, or another expert's, has the same bits.
+    block with row and column in each other's place, unless these differ by a multiple of 3. Scales that are powers of
+    two are the same for almost all blocks of one variance, and a GEMM that reads another block's, or another expert's,
+    has the same bits.
     """
     group, row, column = np.ix_(np.arange(groups), np.arange(rows) // _BLOCK, np.arange(columns) // _BLOCK)
     magnitudes: Array = np.exp2(-((group + row + 2 * column) % 3)).astype(np.float32)
