@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.utils.checkpoint import checkpoint
 
 import octavo_registry
 from octavo import NVFP4, PRESETS, DelayedScaling
 from octavo_registry import BackendCard, Bound, Request
-from octavo_torch import GroupedLinear, GroupedMLP, grouped_linear, permute, unpermute
+from octavo_torch import Activation, GroupedLinear, GroupedMLP, MoE, grouped_linear, permute, unpermute
 from octavo_torch.plugin import CARD
 from octavo_torch.reference.backend import ReferenceBackend
 
@@ -253,6 +253,35 @@ def test_saved_tensors_may_be_kept_elsewhere(name: str, rng: np.random.Generator
         results.append([y.detach(), leaf.grad, *(p.grad for p in layer.parameters())])
     assert sum(seen) >= M * K + G * N * K
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("layer", ["linear", "mlp", "moe", "activation"])
+def test_hooks_give_back_what_was_saved(layer: str, rng: np.random.Generator) -> None:
+    """Another dtype, shape or device is refused, for kernels take addresses; strided memory is copied."""
+    x = torch.randn(M, K).bfloat16().requires_grad_()
+    options: Any = {"recipe": "fp8-block", "dtype": torch.bfloat16}
+    calls: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
+        "linear": (GroupedLinear(G, K, N, **options), (SIZES,)),
+        "mlp": (GroupedMLP(G, K, N, **options), (SIZES,)),
+        "moe": (MoE(G, K, N, 2, **options), ()),
+        "activation": (Activation("swiglu"), ()),
+    }
+    module, rest = calls[layer]
+
+    def gradients(unpack: Any) -> tuple[Tensor, ...]:
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+            y = module(x, *rest)
+        return torch.autograd.grad(y.float().square().sum(), [x, *module.parameters()])
+
+    wanted = gradients(lambda saved: saved)
+    strided = gradients(lambda saved: torch.stack([saved, saved], -1)[..., 0])
+    assert all(torch.equal(one, other) for one, other in zip(strided, wanted, strict=True))
+    for unpack, said in (
+        (Tensor.double, "gave back float64"),
+        (lambda saved: saved.to("meta"), "on meta in the place"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            gradients(unpack)
 
 
 def test_functional_calls_are_served_the_same(rng: np.random.Generator) -> None:

@@ -97,6 +97,18 @@ def test_a_sample_is_quantized_as_a_part_of_the_whole(name: str, rng: object) ->
     )
 
 
+@pytest.mark.usefixtures("backend")
+def test_equal_tensors_have_equal_numbers(rng: object) -> None:
+    """Sums of squares, too, in each bit: on a GPU an indexed addition had taken rows in the order in which they came."""
+    x, sizes = torch.randn(20_000, 48).bfloat16(), torch.tensor([9_000, 0, 10_500])
+    spec = octavo.recipe("mxfp8").quantizer("x")
+    assert spec is not None
+    first, *others = (octavo_torch.tensor_stats(x, spec, sizes) for _ in range(5))
+    for other in others:
+        assert all(torch.equal(getattr(first, name), getattr(other, name)) for name in FIELDS)
+    assert first.signal.bool().tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("name", ["fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"])
 def test_a_sample_of_wide_rows_takes_some_columns(name: str, rng: object) -> None:
     """Eight windows of 128 columns, with the codes that the definition gives *all* columns; no scale is another one."""

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+Packed = tuple[torch.dtype, torch.Size, torch.device]
+"""Of a saved tensor that a hook was given."""
 
 
 class AutogradContext(Protocol):
-    """The part of a ctx that torch provides. A Function adds what its forward leaves for its backward."""
+    """The part of a ctx that torch provides. A Function adds what its forward leaves for its backward.
+
+    packed   see octavo_torch.autograd.saved_tensors; None where no hooks are at work
+    """
 
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
+    packed: tuple[Packed | None, ...] | None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keeps tensors for backward, each watched for changes in place."""

@@ -16,6 +16,7 @@ from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
 from octavo_torch.autograd.saved import Saved, caller_sizes
+from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import FpropFunction, Matrix, QuantizeFunction, Rows, WgradFunction
@@ -155,7 +156,7 @@ class GroupedLinearFunction(FirstOrderFunction):
             ctx.x = Saved(rows if layer.quantized_wgrad else x, tensors)
         if layer.need_dx:
             ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors, planes=layer.w_planes.dgrad)
-        ctx.save_for_backward(*tensors)
+        save(ctx, *tensors)
         ctx.call = call
         ctx.dtypes = dtypes_of(x, weight, bias, bias_scales, anchor)
         if out is not None:
@@ -171,7 +172,7 @@ class GroupedLinearFunction(FirstOrderFunction):
 
 
 def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
-    call, tensors = ctx.call, ctx.saved_tensors
+    call, tensors = ctx.call, saved_tensors(ctx)
     layer = call.layer
     saved_sizes, bias, bias_scales = tensors[:3]
     sizes = saved_sizes if isinstance(call.sizes, Tensor) else call.sizes

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.autograd.gradients import Context, needed_gradients
+from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer import Layer
@@ -87,7 +88,7 @@ class WholeLayerFunction(FirstOrderFunction):
         """y [M, N]."""
         y, codes = whole_forward(call, x, weight, bias)
         whole = call.whole
-        ctx.save_for_backward(codes, x if whole.keeps_x else None, weight if whole.keeps_w else None)
+        save(ctx, codes, x if whole.keeps_x else None, weight if whole.keeps_w else None)
         ctx.call = call
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return y
@@ -112,7 +113,7 @@ def _backward(ctx: WholeContext, dy: Tensor) -> list[Tensor | None]:
         db = bias_gradients(call.layer, dy, call.whole.sizes(call.context)).bias
     if need_x or need_w:
         run = _beside_graph if _is_compiling() else _whole_backward
-        dx, dw = run(call, dy, ctx.saved_tensors, (need_x, need_w))
+        dx, dw = run(call, dy, saved_tensors(ctx), (need_x, need_w))
     return [
         grad if grad is None or dtype is None or grad.dtype is dtype else grad.to(dtype)
         for grad, dtype in zip((dx, dw, db), ctx.dtypes, strict=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo import HighPrecision
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch.arrays.sizes import GroupSizes, Sizes, as_sizes
+from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.refused_derivatives import check_no_graph
@@ -48,7 +49,7 @@ class _Activated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, h: Tensor, probs: Tensor | None, sizes: Sizes, activation: _BackendActivation) -> Tensor:
-        ctx.save_for_backward(h, probs)
+        save(ctx, h, probs)
         ctx.sizes, ctx.activation = sizes, activation
         run = activation.act.run
         assert run is not None  # else activate_rows has called `activate`
@@ -59,7 +60,7 @@ class _Activated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         check_no_graph(dy)
-        (h, probs), (name, _, dact) = ctx.saved_tensors, ctx.activation
+        (h, probs), (name, _, dact) = saved_tensors(ctx), ctx.activation
         need_h, need_probs = ctx.needs_input_grad[:2]
         assert h is not None
         with torch.no_grad():

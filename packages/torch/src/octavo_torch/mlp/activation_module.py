@@ -12,6 +12,7 @@ from octavo_registry.contract.cards import Activation as Name
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.leading import LeadingAxes, has_other_rank
 from octavo_torch.arrays.operands import check_tensor
+from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.autograd.transformed import transformed
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import check_no_graph, check_no_tangent
@@ -33,14 +34,14 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, x: Tensor, name: str, probs: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, probs)
+        save(ctx, x, probs)
         ctx.name = name
         return activations.activate(x, probs, name)
 
     @staticmethod
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
         check_no_graph(dy)
-        x, probs = ctx.saved_tensors
+        x, probs = saved_tensors(ctx)
         with torch.no_grad():
             dx = activations.activate_gradient(dy, x, probs, ctx.name) if ctx.needs_input_grad[0] else None
             dprobs = activations.probs_gradient(dy, x, ctx.name) if ctx.needs_input_grad[2] else None

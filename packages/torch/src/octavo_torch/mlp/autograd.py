@@ -18,6 +18,7 @@ from torch import Tensor
 
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
 from octavo_torch.autograd.saved import Saved, caller_sizes, free_saved, may_free
+from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.linear.autograd import note_left_out
@@ -78,7 +79,7 @@ class GroupedMLPFunction(FirstOrderFunction):
             ctx.a = Saved(result.a, tensors, own=True)
         if fc2.need_dx:
             ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
-        ctx.save_for_backward(*tensors)
+        save(ctx, *tensors)
         ctx.call, ctx.freed = call, False
         ctx.dtypes = dtypes_of(*operands, anchor)
         if out is not None:
@@ -97,7 +98,7 @@ class _SavedOperands:
     """The BackwardOperands of a grouped MLP: what its forward has saved, and dy."""
 
     def __init__(self, ctx: MlpContext, dy: Tensor) -> None:
-        self._ctx, self._dy, self._tensors, self._frees = ctx, [dy], ctx.saved_tensors, may_free(dy)
+        self._ctx, self._dy, self._tensors, self._frees = ctx, [dy], saved_tensors(ctx), may_free(dy)
         check_whole(ctx.freed)
         sizes, self._h, self.probs, self.bias2, self.bias2_scales = self._tensors[:5]
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.autograd.gradients import cast_gradients, dtypes_of, needed_gradients
+from octavo_torch.autograd.saved_tensors import save
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.linear.contexts import run_backward
@@ -50,7 +51,7 @@ class MoeFunction(FirstOrderFunction):
         result = forward(call, choices, operands, arriving)
         saved = saved_by(call, choices, operands, result)
         call.release()
-        ctx.save_for_backward(*saved.tensors)
+        save(ctx, *saved.tensors)
         ctx.saved, ctx.call, ctx.freed = saved.places, call, False
         ctx.seeds = [None if isinstance(seed, Tensor) else seed for seed in result.seeds]
         ctx.reader = result.h.reader if isinstance(result.h, RowCodes) else None

@@ -12,6 +12,7 @@ from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.autograd.saved import free_saved, may_free
+from octavo_torch.autograd.saved_tensors import saved_tensors
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import Matrix, Rows
@@ -38,7 +39,7 @@ class KeptOperands:
 
     def __init__(self, ctx: MoeContext, dy: Tensor) -> None:
         call = self._call = ctx.call
-        self._saved, self._tensors, self._reader = ctx.saved, ctx.saved_tensors, ctx.reader
+        self._saved, self._tensors, self._reader = ctx.saved, saved_tensors(ctx), ctx.reader
         self._ctx, self._frees = ctx, may_free(dy)
         check_whole(ctx.freed)
         # in a list, from which it is popped, so that it is not held until the backward ends

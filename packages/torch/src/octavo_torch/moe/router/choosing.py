@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from octavo.router import RouterRule, Score
 from octavo_torch.arrays.checks import HashableNames, backend_names, check_flag
+from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.recorders import check_not_recorded
 from octavo_torch.compiler.refused_derivatives import wants_graph
@@ -132,14 +133,14 @@ class _Choose(torch.autograd.Function):
         choosers: Choosers,
     ) -> tuple[Tensor, Tensor, Tensor]:
         choices, weights, counts = choosers.choose(logits, bias, replay, rule)
-        ctx.save_for_backward(logits, choices)
+        save(ctx, logits, choices)
         ctx.rule, ctx.choosers = rule, choosers
         ctx.mark_non_differentiable(choices, counts)
         return choices, weights, counts
 
     @staticmethod
     def backward(ctx: _Context, _choices: Tensor, dweights: Tensor, _counts: Tensor) -> tuple[Tensor | None, ...]:
-        logits, choices = ctx.saved_tensors
+        logits, choices = saved_tensors(ctx)
         graph = wants_graph(dweights)
         if graph or is_batched(dweights):  # torch's operations: of a graph of the gradient, of many gradients
             with torch.enable_grad():

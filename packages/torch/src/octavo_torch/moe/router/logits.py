@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
 from octavo_torch.arithmetic.parts import bf16_parts
+from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import wants_graph
 from octavo_torch.compiler.tracing import one_call
@@ -52,14 +53,14 @@ def _no_autocast(like: Tensor) -> AbstractContextManager[object]:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: AutogradContext, x: Tensor, router: Tensor) -> Tensor:
-        ctx.save_for_backward(x, router)
+        save(ctx, x, router)
         if _by_tensor_cores(x, router):
             return logits_by_parts(x, router)
         return linear(x.float(), router.float())
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (dy,), (x, router) = grads, ctx.saved_tensors
+        (dy,), (x, router) = grads, saved_tensors(ctx)
         wants_x, wants_router = ctx.needs_input_grad
         # of many gradients at once, and to be differentiated again: torch has no rule for parts, nor for their product
         parts = _by_tensor_cores(x, router) and not is_batched(dy) and not wants_graph(dy)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.recorders import check_not_recorded
 from octavo_torch.compiler.refused_derivatives import check_no_tangent
@@ -34,13 +35,13 @@ class _Permute(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, x: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weights, *places)
+        save(ctx, x if ctx.needs_input_grad[1] else None, weights, *places)
         ctx.moves = moves
         return moves.permute_rows(x, *places, weights)
 
     @staticmethod
     def backward(ctx: _Context, drows: Tensor) -> tuple[Tensor | None, ...]:
-        x, weights, *places_saved = ctx.saved_tensors
+        x, weights, *places_saved = saved_tensors(ctx)
         places = Places(*places_saved)
         dx = combine(drows, weights, places, ctx.moves) if ctx.needs_input_grad[0] else None
         dweights = dot(drows, x, places, ctx.moves) if ctx.needs_input_grad[1] else None
@@ -52,13 +53,13 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, rows: Tensor, weights: Tensor | None, places: Places, moves: Moves) -> Tensor:
-        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weights, *places)
+        save(ctx, rows if ctx.needs_input_grad[1] else None, weights, *places)
         ctx.moves = moves
         return moves.combine_rows(rows, places.position, places.routed, weights)
 
     @staticmethod
     def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weights, *places_saved = ctx.saved_tensors
+        rows, weights, *places_saved = saved_tensors(ctx)
         places = Places(*places_saved)
         drows = permute(dy, weights, places, ctx.moves) if ctx.needs_input_grad[0] else None
         dweights = dot(rows, dy, places, ctx.moves) if ctx.needs_input_grad[1] else None
@@ -70,13 +71,13 @@ class _Dot(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _Context, rows: Tensor, dy: Tensor, places: Places, moves: Moves) -> Tensor:
-        ctx.save_for_backward(rows, dy, *places)
+        save(ctx, rows, dy, *places)
         ctx.moves = moves
         return moves.dot_rows(rows, dy, places.position, places.routed)
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, dy, *places_saved = ctx.saved_tensors
+        rows, dy, *places_saved = saved_tensors(ctx)
         places = Places(*places_saved)
         drows = permute(dy, grad, places, ctx.moves) if ctx.needs_input_grad[0] else None
         ddy = combine(rows, grad, places, ctx.moves) if ctx.needs_input_grad[1] else None
@@ -92,7 +93,7 @@ class _InTransform:
     @staticmethod
     def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor | None, Places, Moves], output: Tensor) -> None:
         first, second, places, ctx.moves = inputs
-        ctx.save_for_backward(first, second, *places)
+        save(ctx, first, second, *places)
 
     @staticmethod
     def vmap(*_: object) -> NoReturn:

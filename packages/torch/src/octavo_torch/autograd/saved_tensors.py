@@ -1,0 +1,60 @@
+"""Tensors that a forward saves for its backward, checked where saved-tensor hooks stand between.
+
+A hook may give back what it likes. torch's own operations check what they are given; kernels take addresses, and would
+read other memory, or the right memory in the wrong order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_torch.arrays.dtypes import name_of
+from octavo_torch.compiler.autograd_context import AutogradContext, Packed
+from octavo_torch.compiler.tracing import is_plain
+
+_ALIGNMENT = 16
+"""Bytes that kernels load at once, and at a multiple of which torch's own memory begins."""
+
+_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_stands_for_another = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def save(ctx: AutogradContext, *tensors: Tensor | None) -> None:
+    """ctx.save_for_backward, for `saved_tensors` to read."""
+    ctx.save_for_backward(*tensors)
+    ctx.packed = None if _hooks(True) is None else tuple(map(_packed, tensors))
+
+
+def saved_tensors(ctx: AutogradContext) -> tuple[Tensor, ...]:
+    """ctx.saved_tensors; those that came through hooks contiguous.
+
+    Raises ValueError where a hook gave back another dtype, shape or device.
+    """
+    tensors = ctx.saved_tensors
+    if ctx.packed is None:
+        return tensors
+    return tuple(map(_checked, tensors, ctx.packed))  # type: ignore[arg-type]  # torch's type says nothing of None
+
+
+def _packed(tensor: Tensor | None) -> Packed | None:
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.device)
+
+
+def _told(packed: Packed) -> str:
+    dtype, shape, device = packed
+    return f"{name_of(dtype)} {list(shape)} on {device}"
+
+
+def _checked(tensor: Tensor | None, packed: Packed | None) -> Tensor | None:
+    if tensor is None or packed is None or not is_plain(tensor) or _stands_for_another(tensor):
+        return tensor
+    given = tensor.dtype, tensor.shape, tensor.device
+    if given != packed:
+        raise ValueError(
+            f"a saved-tensor hook gave back {_told(given)} in the place of {_told(packed)}; let it give back a tensor "
+            "like the one that it was given"
+        )
+    if tensor.is_contiguous() and not tensor.data_ptr() % _ALIGNMENT:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
