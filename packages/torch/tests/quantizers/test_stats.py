@@ -99,7 +99,7 @@ def test_a_sample_is_quantized_as_a_part_of_the_whole(name: str, rng: object) ->
 
 @pytest.mark.usefixtures("backend")
 def test_equal_tensors_have_equal_numbers(rng: object) -> None:
-    """Sums of squares, too, in each bit: on a GPU an indexed addition had taken rows in the order in which they came."""
+    """Sums of squares, too, in each bit: on a GPU an indexed addition had taken rows as they came."""
     x, sizes = torch.randn(20_000, 48).bfloat16(), torch.tensor([9_000, 0, 10_500])
     spec = octavo.recipe("mxfp8").quantizer("x")
     assert spec is not None
