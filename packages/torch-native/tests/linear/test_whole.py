@@ -236,3 +236,12 @@ def test_rounded_weights_in_the_kernels_layouts(device: str, rng: np.random.Gene
             assert BRIDGE.to_numpy(getattr(plain, name)).tobytes() == wanted.tobytes()
         back = convert_layout(plain, ("rows", "panels"), backend="torch-native")
         assert torch.equal(back.columnwise.view(torch.uint8), codes.columnwise.view(torch.uint8))  # type: ignore[union-attr]
+
+
+def test_memory_that_was_freed_is_refused(rng: np.random.Generator) -> None:
+    """FSDP frees gathered parameters, of which somebody may have kept one: reading it ended the process."""
+    freed, x = torch.randn(G, N, K).bfloat16(), torch.randn(M, K).bfloat16()
+    freed.untyped_storage().resize_(0)
+    for recipe in ("bf16", "fp8-block", "mxfp8"):
+        with pytest.raises(ValueError, match=rf"a tensor \[{G}, {N}, {K}\] in bfloat16 on cpu has no memory"):
+            grouped_linear(x, freed, SPLIT, recipe=recipe, backend="torch-native")

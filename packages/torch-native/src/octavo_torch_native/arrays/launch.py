@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_native import Sequence
-from octavo_torch.plugin_api import row_strides
+from octavo_torch.plugin_api import dtype_text, row_strides
 
 PIECE = 16
 """Bytes that a kernel loads or stores at once. Rows that do not start at a multiple of it are read slowly or copied."""
@@ -23,8 +23,17 @@ _threads = torch.get_num_threads
 
 
 def address(tensor: Tensor | None) -> int:
-    """The tensor's first byte; 0 for None."""
-    return 0 if tensor is None else tensor.data_ptr() or _NOWHERE
+    """The tensor's first byte; 0 for None. Raises ValueError for a tensor whose memory was freed."""
+    return 0 if tensor is None else tensor.data_ptr() or _without_memory(tensor)
+
+
+def _without_memory(tensor: Tensor) -> int:
+    if tensor.numel():
+        raise ValueError(
+            f"a tensor {list(tensor.shape)} in {dtype_text(tensor.dtype)} on {tensor.device} has no memory; its "
+            "storage was freed, as FSDP frees gathered parameters: take it from its module again, inside of forward"
+        )
+    return _NOWHERE
 
 
 def as_rows(x: Tensor) -> tuple[Tensor, int]:

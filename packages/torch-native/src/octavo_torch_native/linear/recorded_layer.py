@@ -95,11 +95,14 @@ class RecordedLayer:
 
     def takes(self, x: Tensor, w: Tensor, bias: Tensor | None, state: DelayedState | None) -> bool:
         """See octavo_registry.contract.layer.WholeLayer: contiguous arrays that kernels load in whole pieces."""
+        of_x, of_w = x.data_ptr(), w.data_ptr()  # 0: memory that was freed, which composed layers refuse
         return (
             x.shape[0] > 0
             and x.is_contiguous()
             and w.is_contiguous()
-            and not (x.data_ptr() | w.data_ptr()) % PIECE
+            and of_x != 0
+            and of_w != 0
+            and not (of_x | of_w) % PIECE
             and (bias is None or aligned(bias))
             and (state is None or (state.history.is_contiguous() and state.scale.is_contiguous()))
         )
