@@ -43,11 +43,11 @@ VALUES = "fused::test_activation_without_codes"
 GRADIENT_VALUES = "fused::test_gradient_without_codes"
 GEMM_READS = "host_sync::test_gemm_reads_no_value"
 QUANTIZE_READS = "host_sync::test_quantize_reads_no_value"
-TURNS = "codes_in_turns::test_codes_of_rows_in_turns"
-TURNS_AMAX = "codes_in_turns::test_amax_of_rows_in_turns"
-TURNS_AGAIN = "codes_in_turns::test_codes_of_rows_in_turns_are_written_again"
-TURNS_READ = "weights_in_turns::test_products_of_rows_in_turns"
-TURNS_SUMMED = "weights_in_turns::test_gradients_of_rows_in_turns"
+INTERLEAVED = "interleaved_codes::test_codes_of_interleaved_rows"
+INTERLEAVED_AMAX = "interleaved_codes::test_amax_of_interleaved_rows"
+INTERLEAVED_AGAIN = "interleaved_codes::test_codes_of_interleaved_rows_are_written_again"
+INTERLEAVED_READ = "interleaved_weights::test_products_of_interleaved_rows"
+INTERLEAVED_SUMMED = "interleaved_weights::test_gradients_of_interleaved_rows"
 WRITES_X = "inputs::test_quantize_writes_no_input"
 WRITES_W = "inputs::test_quantize_writes_no_weight"
 WRITES_OPERANDS = "inputs::test_gemm_writes_no_input"
@@ -98,10 +98,12 @@ FAULTS: dict[str, Planted] = {
     "no-epsilon": Planted({NORM}, {ACT, GRADIENT}, SWIGLU),
     "sees-batch": Planted({BATCHES}, {BITS, REPEATS}, "row or mxfp8"),
     "tf32": Planted({OTHER_PRODUCT}, {PRODUCT, REPEATS}, "bf16"),
-    "up-first": Planted({TURNS, TURNS_READ, TURNS_AGAIN, TURNS_SUMMED}, {BITS, PRODUCT, REPEATS}, "block"),
-    "amax-without-nan": Planted({TURNS_AMAX}, {TURNS, BITS}, "block"),
-    "always-written": Planted({TURNS_AGAIN}, {TURNS, TURNS_AMAX, BITS}, "block"),
-    "gaps-written": Planted({TURNS_SUMMED}, {TURNS, TURNS_READ, PRODUCT}, "block"),
+    "up-first": Planted(
+        {INTERLEAVED, INTERLEAVED_READ, INTERLEAVED_AGAIN, INTERLEAVED_SUMMED}, {BITS, PRODUCT, REPEATS}, "block"
+    ),
+    "amax-without-nan": Planted({INTERLEAVED_AMAX}, {INTERLEAVED, BITS}, "block"),
+    "always-written": Planted({INTERLEAVED_AGAIN}, {INTERLEAVED, INTERLEAVED_AMAX, BITS}, "block"),
+    "gaps-written": Planted({INTERLEAVED_SUMMED}, {INTERLEAVED, INTERLEAVED_READ, PRODUCT}, "block"),
     "writes-x": Planted({WRITES_X, WRITES_W}, {BITS, WRITES_OPERANDS}, "current or block or bf16"),
     "writes-codes": Planted({WRITES_OPERANDS}, {BITS, WRITES_X, WRITES_W}, "block"),
     "writes-sizes": Planted({WRITES_OPERANDS}, {BITS, PRODUCT, WRITES_X}, "block or bf16"),

@@ -79,13 +79,13 @@ class NumpyBackend(Backend):
         if isinstance(bound, BoundQuantize):
             bound = replace(bound, with_amax=lambda x, sizes=None, /, **how: self._with_amax(run, x, sizes, how))
         if isinstance(bound, BoundQuantize) and request.stacked:
-            return replace(bound, interleaved=lambda block, weight: self._codes_in_turns(run, block, weight))
+            return replace(bound, interleaved=lambda block, weight: self._interleaved_codes(run, block, weight))
         if isinstance(bound, BoundActQuantize):
             return replace(bound, values=partial(act_values, self.fault, request))
         if isinstance(bound, BoundDactQuantize):
             return replace(bound, values=partial(dact_values, self.fault, request))
         if isinstance(bound, BoundWgrad):
-            return replace(bound, interleaved=lambda block: self._dw_in_turns(run, block, request.weight))
+            return replace(bound, interleaved=lambda block: self._interleaved_dw(run, block, request.weight))
         return bound
 
     def _write(self, op: str, x: Any, *others: Any) -> None:
@@ -109,15 +109,15 @@ class NumpyBackend(Backend):
         amax = [values[a:b].max(initial=0) for a, b in zip(starts, ends, strict=True)]
         return run(x, sizes, **how), np.array(amax, np.float32)
 
-    # Rows of gate and up that take turns
+    # Interleaved rows of gate and up
 
     def _halves(self, w: Any, block: int, axis: int) -> Any:
         """`w` with the gate half first; the fault puts the up half there."""
         first = w.shape[axis] // 2
-        turns = np.arange(w.shape[axis]).reshape(-1, 2, block).swapaxes(0, 1).ravel()
-        return np.take(w, np.roll(turns, first) if self.fault == "up-first" else turns, axis)
+        order = np.arange(w.shape[axis]).reshape(-1, 2, block).swapaxes(0, 1).ravel()
+        return np.take(w, np.roll(order, first) if self.fault == "up-first" else order, axis)
 
-    def _codes_in_turns(self, run: Any, block: int, weight: str) -> Any:
+    def _interleaved_codes(self, run: Any, block: int, weight: str) -> Any:
         """None for blocks of two rows."""
         axis = 1 if weight == "nk" else 2
         if block == 2:
@@ -146,7 +146,7 @@ class NumpyBackend(Backend):
         with_amax = lambda w, sizes=None, /, **how: (quantize(w, sizes, **how), amax_of(w))  # noqa: E731
         return BoundQuantize(quantize, with_amax=with_amax, into=into)
 
-    def _dw_in_turns(self, run: Any, block: int, weight: str) -> Any:
+    def _interleaved_dw(self, run: Any, block: int, weight: str) -> Any:
         """None for blocks of two rows."""
         axis = 1 if weight == "nk" else 2
         if block == 2:
@@ -156,12 +156,12 @@ class NumpyBackend(Backend):
             halves = self._halves(out, block, axis) if accumulate else out
             dw = run(x, dy, sizes, out=halves, accumulate=accumulate)
             numbers = np.arange(dw.shape[axis]).reshape(2, -1, block).swapaxes(0, 1).ravel()
-            turns = np.take(dw, numbers, axis)
+            interleaved = np.take(dw, numbers, axis)
             if out is None:
-                return turns
+                return interleaved
             if self.fault == "gaps-written":
                 out.base[...] = 0
-            out[...] = turns
+            out[...] = interleaved
             return out
 
         return BoundWgrad(wgrad, limited=lambda most: wgrad)

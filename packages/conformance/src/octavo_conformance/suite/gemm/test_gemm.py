@@ -107,7 +107,7 @@ def test_a_limit_changes_no_bit(case: Case, rng: Rng) -> None:
 
 
 @needs("gemm", selections.gemms)
-def test_halves_of_a_weight_take_turns(case: Case, rng: Rng) -> None:
+def test_halves_of_a_weight_are_interleaved(case: Case, rng: Rng) -> None:
     """`interleave_halves`, where fprop's answer has it, moves every row and no other, and back: gate and up columns of
     [G, K, 2 F], and rows of [G, 2 F, K], in blocks of one, of some, and of a half."""
     problem = draw_problem(rng, case.dtype)
@@ -120,10 +120,10 @@ def test_halves_of_a_weight_take_turns(case: Case, rng: Rng) -> None:
     for block in (1, next(n for n in range(half // 2, 0, -1) if half % n == 0), half):
         for shape in ((groups, 2 * half, columns), (groups * columns, 2 * half, 1)):
             halves = w.reshape(shape[0], 2, half // block, block, shape[2])
-            turns = np.ascontiguousarray(halves.swapaxes(1, 2))
+            interleaved = np.ascontiguousarray(halves.swapaxes(1, 2))
             made = case.numpy(interleave(case.array(halves.reshape(shape)), block, True))
-            assert_same_bits(made, turns.reshape(shape), f"turns of {block}")
-            back = case.numpy(interleave(case.array(turns.reshape(shape)), block, False))
+            assert_same_bits(made, interleaved.reshape(shape), f"interleaved in blocks of {block}")
+            back = case.numpy(interleave(case.array(interleaved.reshape(shape)), block, False))
             assert_same_bits(back, halves.reshape(shape), f"halves of {block}")
 
 

@@ -1,6 +1,6 @@
 """`interleaved` of the answers to "quantize" and "wgrad", as the GEMMs of a layer need it.
 
-Codes of gate and up rows that take turns are read in the layouts of fprop and dgrad, and dw is written in turns.
+Codes of interleaved gate and up rows are read in the layouts of fprop and dgrad, and dw is written interleaved.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng
+from octavo_conformance.problems.interleaving import blocks_and_rows, check_none, interleaved
 from octavo_conformance.problems.operands import (
     MAIN,
     RUN_ORDER,
@@ -27,7 +28,6 @@ from octavo_conformance.problems.operands import (
     draw_problem,
     gemm_operand,
 )
-from octavo_conformance.problems.turns import blocks_and_rows, check_none, in_turns
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.weights import as_it_lies, readers
@@ -80,25 +80,27 @@ def _check_codes(case: Case, rng: Rng, weight: Weight) -> None:
             case.numpy(plan.run(rows_read, codes, case.sizes(problem.sizes)))
             for codes in (
                 bound.run(case.array(w), None, **how),
-                answer.run(case.array(in_turns(w, block, axis)), None, **how),
+                answer.run(case.array(interleaved(w, block, axis)), None, **how),
             )
         )
-        assert_same_bits(actual, expected, f"{case.gemm} of codes of turns of {block} in {weight}, {layout}")
+        assert_same_bits(
+            actual, expected, f"{case.gemm} of codes interleaved in blocks of {block} in {weight}, {layout}"
+        )
 
 
 @needs("gemm", selections.weight_gemms)
-def test_products_of_rows_in_turns(case: Case, rng: Rng) -> None:
-    """fprop and dgrad of codes of [G, 2 F, K] in turns, in the layout that each reads, have the bits of the halves'."""
+def test_products_of_interleaved_rows(case: Case, rng: Rng) -> None:
+    """fprop and dgrad of codes of interleaved [G, 2 F, K] have the halves' bits, in the layout that each reads."""
     _check_codes(case, rng, "nk")
 
 
 @needs("gemm", selections.weight_gemms, weight="kn")
-def test_products_of_columns_in_turns(case: Case, rng: Rng) -> None:
+def test_products_of_interleaved_columns(case: Case, rng: Rng) -> None:
     """The same of a weight stored as [G, K, 2 F]."""
     _check_codes(case, rng, "kn")
 
 
-# ---- dw in turns
+# ---- interleaved dw
 
 
 @dataclass(frozen=True)
@@ -153,14 +155,14 @@ def _buffers(case: Case, start: Array) -> Iterator[tuple[str, Any, Any]]:
 def _check_out(
     gradient: Gradient, run: Any, halves: Array, start: Array, block: int, *, accumulate: bool, written: bool = True
 ) -> bool:
-    """Into arrays of each kind, which hold `start` in turns: the bits of `halves`, and NaN in the gaps.
+    """Into arrays of each kind, which hold `start` interleaved: the bits of `halves`, and NaN in the gaps.
 
     written   the framework writes into `out`. Returns whether it does: one whose arrays are immutable says so in a
               ValueError, and returns the sum of an `out` to accumulate into
     """
-    case, expected = gradient.case, in_turns(halves, block, gradient.axis)
-    for kind, whole, out in _buffers(case, in_turns(start, block, gradient.axis)):
-        what = f"dw in turns of {block} in a {kind} out, accumulate={accumulate}"
+    case, expected = gradient.case, interleaved(halves, block, gradient.axis)
+    for kind, whole, out in _buffers(case, interleaved(start, block, gradient.axis)):
+        what = f"dw interleaved in blocks of {block} in a {kind} out, accumulate={accumulate}"
         try:
             actual = gradient.run(run, out=out, accumulate=accumulate)
         except ValueError as error:
@@ -186,7 +188,9 @@ def _check_gradients(case: Case, rng: Rng, weight: Weight) -> None:
         if answer is None:
             continue
         dw = gradient.run(gradient.plan.run)
-        assert_same_bits(gradient.run(answer.run), in_turns(dw, block, gradient.axis), f"dw in turns of {block}")
+        assert_same_bits(
+            gradient.run(answer.run), interleaved(dw, block, gradient.axis), f"dw interleaved in blocks of {block}"
+        )
         poison = np.full(dw.shape, np.nan, DTYPES[case.dtype])
         written = _check_out(gradient, answer.run, dw, poison, block, accumulate=False)
         wide = _gradient(case, problem, weight, out_dtype="float32")
@@ -199,33 +203,33 @@ def _check_gradients(case: Case, rng: Rng, weight: Weight) -> None:
 
 
 @needs("gemm", selections.wgrads)
-def test_gradients_of_rows_in_turns(case: Case, rng: Rng) -> None:
-    """dw [G, 2 F, K] with gate and up rows in turns: a new array, over NaN, and added to what is there, contiguous or
-    not. It has the bits of the halves' dw; an empty group is zero, or keeps its bits."""
+def test_gradients_of_interleaved_rows(case: Case, rng: Rng) -> None:
+    """dw [G, 2 F, K] with gate and up rows interleaved: a new array, over NaN, and added to what is there, contiguous
+    or not. It has the bits of the halves' dw; an empty group is zero, or keeps its bits."""
     _check_gradients(case, rng, "nk")
 
 
 @needs("gemm", selections.wgrads, weight="kn")
-def test_gradients_of_columns_in_turns(case: Case, rng: Rng) -> None:
+def test_gradients_of_interleaved_columns(case: Case, rng: Rng) -> None:
     """The same of dw [G, K, 2 F]."""
     _check_gradients(case, rng, "kn")
 
 
 @needs("gemm", selections.wgrads)
-def test_a_limit_changes_no_bit_of_rows_in_turns(case: Case, rng: Rng) -> None:
+def test_a_limit_changes_no_bit_of_interleaved_rows(case: Case, rng: Rng) -> None:
     """`limited` of the answer for single rows: on one multiprocessor, on a few, and on more than there are."""
     problem = _draw(case, rng, MAIN[2])
     gradient = _gradient(case, problem, "nk")
     answer = gradient.answer(1)
     if answer.limited is None:
-        pytest.skip("the answer for rows in turns offers no limit of multiprocessors")
-    free = in_turns(gradient.run(gradient.plan.run), 1, gradient.axis)
+        pytest.skip("the answer for interleaved rows offers no limit of multiprocessors")
+    free = interleaved(gradient.run(gradient.plan.run), 1, gradient.axis)
     for most in (1, int(rng.integers(2, 64)), 100_000):
-        assert_same_bits(gradient.run(answer.limited(most)), free, f"dw in turns on {most} multiprocessors")
+        assert_same_bits(gradient.run(answer.limited(most)), free, f"interleaved dw on {most} multiprocessors")
 
 
 @needs("gemm", selections.wgrads)
-def test_all_groups_of_rows_in_turns_are_empty(case: Case, rng: Rng) -> None:
+def test_all_groups_of_interleaved_rows_are_empty(case: Case, rng: Rng) -> None:
     """Zeros over NaN, and sums of which every bit stays."""
     problem = replace(_draw(case, rng, MAIN[2]), sizes=np.zeros(MAIN[3], np.int32))
     gradient = _gradient(case, problem, "nk", out_dtype="float32")

@@ -1,4 +1,4 @@
-"""Weights whose gate and up rows take turns in blocks, beside the same weights with the gate half first."""
+"""Weights whose gate and up rows are interleaved in blocks, beside the same weights with the gate half first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def blocks_and_rows(rng: Rng) -> Iterator[tuple[int, int]]:
     yield 64, MORE_ROWS
 
 
-def in_turns(halves: Array, block: int, axis: int) -> Array:
-    """`halves`, whose gate half comes first along `axis`, with blocks of gate and up that take turns."""
+def interleaved(halves: Array, block: int, axis: int) -> Array:
+    """`halves`, whose gate half comes first along `axis`, with blocks of gate and up interleaved."""
     numbers = np.arange(halves.shape[axis]).reshape(2, -1, block)
     return np.ascontiguousarray(np.take(halves, numbers.swapaxes(0, 1).ravel(), axis))
 

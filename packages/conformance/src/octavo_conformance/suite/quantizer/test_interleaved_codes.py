@@ -1,4 +1,4 @@
-"""`interleaved` of a quantizer's answer: gate and up rows that take turns have the bits of the two halves."""
+"""`interleaved` of a quantizer's answer: interleaved gate and up rows have the bits of the two halves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo_conformance.oracles.checks import assert_same_tensor
 from octavo_conformance.oracles.quantizing import arguments_for, as_given
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import NORMAL_CLASSES, Array, Rng, draw
-from octavo_conformance.problems.turns import blocks_and_rows, check_none, in_turns
+from octavo_conformance.problems.interleaving import blocks_and_rows, check_none, interleaved
 from octavo_numerics import QuantizedArray, quantize
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.quantize import AnyBoundQuantize
@@ -38,16 +38,16 @@ class Served:
     @property
     def what(self) -> str:
         """What a failure says first."""
-        return f"turns of {self.block} in {self.weight}: "
+        return f"interleaved in blocks of {self.block} in {self.weight}: "
 
     def draw(self, rng: Rng, classes: tuple[str, ...] = NORMAL_CLASSES) -> tuple[Any, QuantizedArray, Array]:
-        """Matrices in turns as the framework's, the definition's codes of their halves, and their amax."""
+        """Interleaved matrices as the framework's, the definition's codes of their halves, and their amax."""
         case, spec = self.case, self.case.spec
         names = rng.choice(classes, GROUPS)
         halves = np.stack([draw(rng, self.shape[1:], case.dtype, str(name), spec.format) for name in names])
-        turns = in_turns(halves, self.block, 1 if self.weight == "nk" else 2)
+        rows = interleaved(halves, self.block, 1 if self.weight == "nk" else 2)
         amax = np.abs(halves.astype(np.float32)).max((1, 2))
-        return case.array(turns), quantize(halves, spec, None, **self.arguments), amax
+        return case.array(rows), quantize(halves, spec, None, **self.arguments), amax
 
     @property
     def given(self) -> dict[str, Any]:
@@ -78,45 +78,45 @@ def _served(case: Case, rng: Rng) -> Iterator[Served]:
 
 
 @needs("quantize", selections.stacked)
-def test_codes_of_rows_in_turns(case: Case, rng: Rng) -> None:
+def test_codes_of_interleaved_rows(case: Case, rng: Rng) -> None:
     """Blocks of one row, of a few, of many, and of a number that divides no tile, along either axis of a matrix:
     scales of blocks, too, are those of the halves. NaN and Inf poison the units that they are in there."""
     for served in _served(case, rng):
         for classes in (NORMAL_CLASSES, ("gauss", "nonfinite")):
-            turns, expected, _ = served.draw(rng, classes)
-            served.assert_codes(served.answer.run(turns, None, **served.given), expected, "run")
+            rows, expected, _ = served.draw(rng, classes)
+            served.assert_codes(served.answer.run(rows, None, **served.given), expected, "run")
 
 
 @needs("quantize", selections.stacked)
-def test_amax_of_rows_in_turns(case: Case, rng: Rng) -> None:
+def test_amax_of_interleaved_rows(case: Case, rng: Rng) -> None:
     """`with_amax`, where the answer for a block has it: the same codes, and the largest magnitude of each group."""
     tried = 0
     for served in _served(case, rng):
         if served.answer.with_amax is not None:
-            turns, expected, amax = served.draw(rng, ("gauss", "wide", "nonfinite"))
-            codes, measured = served.answer.with_amax(turns, None, **served.given)
+            rows, expected, amax = served.draw(rng, ("gauss", "wide", "nonfinite"))
+            codes, measured = served.answer.with_amax(rows, None, **served.given)
             served.assert_codes(codes, expected, "with_amax")
             served.assert_amax(measured, amax)
             tried += 1
     if not tried:
-        pytest.skip("no answer for rows in turns has with_amax: front ends take weights apart first")
+        pytest.skip("no answer for interleaved rows has with_amax: front ends take weights apart first")
 
 
 @needs("quantize", selections.stacked)
-def test_codes_of_rows_in_turns_are_written_again(case: Case, rng: Rng) -> None:
+def test_codes_of_interleaved_rows_are_written_again(case: Case, rng: Rng) -> None:
     """`into`, where the answer for a block has it, over another weight's codes and an amax of NaN: nothing is left of
     these, and everything where `unchanged` is not 0."""
     tried = 0
     for served in _served(case, rng):
         if served.answer.into is None:
             continue
-        (others, before, _), (turns, expected, amax) = served.draw(rng), served.draw(rng)
+        (others, before, _), (rows, expected, amax) = served.draw(rng), served.draw(rng)
         out = served.answer.run(others, None, **served.given)
         poison = np.full(GROUPS, np.nan, np.float32)
         measured = None if served.answer.with_amax is None else case.array(poison.copy())
         for unchanged in (1, 0):
             flag = case.array(np.full(1, unchanged, np.int32))
-            served.answer.into(turns, None, out=out, amax=measured, unchanged=flag, **served.given)
+            served.answer.into(rows, None, out=out, amax=measured, unchanged=flag, **served.given)
             served.assert_codes(out, before if unchanged else expected, f"into with unchanged={unchanged}")
             if measured is not None:
                 served.assert_amax(measured, poison if unchanged else amax)
@@ -124,4 +124,6 @@ def test_codes_of_rows_in_turns_are_written_again(case: Case, rng: Rng) -> None:
         served.assert_codes(out, before, "into")
         tried += 1
     if not tried:
-        pytest.skip("no answer for rows in turns has into: front ends quantize them anew, or take weights apart first")
+        pytest.skip(
+            "no answer for interleaved rows has into: front ends quantize them anew, or take weights apart first"
+        )
