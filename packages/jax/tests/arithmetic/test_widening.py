@@ -73,6 +73,23 @@ def test_no_program_converts_what_it_reads(recipe: str) -> None:
     assert not _converted(normalized, x, ones(K), ones(K), wi[0], wo[0])
 
 
+def test_products_in_fp32_read_rounded_operands() -> None:
+    """bf16 rows beside kernels in fp32, and a block whose `dtype` is fp32: what is cast for a product is read, too."""
+    narrow, wide = (lambda *shape, dtype=dtype: jnp.ones(shape, dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    x, dims = narrow(M, K), ((G, K, 2 * F), (G, F, K))
+
+    def mlp(x: Any, wi: Any, wo: Any) -> Any:
+        recipe = octavo.recipe("fp8-row-wgrad-high-precision")
+        return octavo_jax.grouped_mlp(x, wi, wo, jnp.array([10, 9]), recipe=recipe, backend="jax-reference")
+
+    def block(x: Any, router: Any, wi: Any, wo: Any) -> Any:
+        options: Any = {"recipe": "fp8-block", "backend": "jax-reference", "dtype": jnp.float32}
+        return octavo_jax.moe.moe_mlp(x, router, wi, wo, k=1, **options)[0]
+
+    assert not _converted(mlp, x, *(wide(*shape) for shape in dims))
+    assert not _converted(block, x, wide(K, G), *(narrow(*shape) for shape in dims))
+
+
 @pytest.mark.parametrize("master_dtype", ["float32", "bfloat16"])
 def test_an_optimizer_reads_rounded_values(master_dtype: str) -> None:
     """Gradients and parameters that were rounded to bf16 in the same program, its own new ones among them: an update
