@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -138,6 +139,8 @@ def test_planes_that_do_not_fit_are_refused_by_dequantize() -> None:
     wrong = octavo_jax.GroupedTensor(q.spec, q.group_sizes, q.rowwise, jnp.ones((8, 2)))
     with pytest.raises(ValueError, match=r"rowwise_scale has shape \[8, 2\] .* must have shape \[8, 1\]"):
         plan.run(wrong)
+    with pytest.raises(ValueError, match=r"group_sizes has shape \[3\] and the tensor's spec 2 groups"):
+        plan.run(dataclasses.replace(q, group_sizes=jnp.array([3, 2, 1])))
 
 
 def test_a_broken_build_is_a_verdict(tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ Arrays
 Arguments, each refused with its name
     `dtype_name`        Octavo's name of a dtype; ValueError for one that no operand may have
     `check_input`, `check_float`, `check_array`, `check_sizes`, `check_out`   arrays, by rank or shape and by dtype
+    `check_groups`      a tensor's group sizes, which are as many as its spec says
     `checked_groups`    a quantizer's operand, with the sizes and the number of its groups
     `seed_words`        a seed, host integer or array, as uint32 [2] words
     `random_key`        seed words and the number of the first group, where a quantizer rounds stochastically
@@ -32,6 +33,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.operands import (
     check_array,
     check_float,
+    check_groups,
     check_input,
     check_out,
     check_sizes,
@@ -54,6 +56,7 @@ __all__ = [
     "check_activation",
     "check_array",
     "check_float",
+    "check_groups",
     "check_input",
     "check_norm",
     "check_out",

@@ -208,3 +208,34 @@ def test_files_that_do_not_fit_are_told() -> None:
     for message, fault in faults.items():
         with pytest.raises(ValueError, match=message):
             fault()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"group_sizes": jnp.array([3, 2])}, r"group_sizes has shape \[2\] and the tensor's spec 3 groups"),
+        ({"group_sizes": jnp.ones(GROUPS)}, "group_sizes has shape .* dtype float32"),
+        ({"rowwise": jnp.zeros((4, 32), jnp.uint8)}, r"rowwise has shape \[4, 32\] .* must have shape \[8, 32\]"),
+        ({"rowwise_scale": jnp.zeros((8, 2))}, "rowwise_scale has .* dtype float32; .* float8_e4m3fn"),
+        ({"rowwise_global": jnp.ones(1)}, r"rowwise_global has shape \[1\] .* must have shape \[3\]"),
+        ({"rowwise_global": None}, "rowwise_global has None"),
+    ],
+)
+def test_dequantize_refuses_arrays_that_the_spec_does_not_describe(changed: dict[str, Any], message: str) -> None:
+    """Such as those of another tensor, or some of its groups: the reference had read past their ends, in silence."""
+    layout = octavo.GroupedTensorSpec(
+        shape=(8, 32), groups=GROUPS, quantizer=QuantizerSpec(format="e2m1", scaling="nvfp4")
+    )
+    codes, scales = jnp.zeros((8, 32), jnp.uint8), jnp.zeros((8, 2), jnp.float8_e4m3fn)
+    q = octavo_jax.GroupedTensor(layout, jnp.array([3, 2, 2]), codes, scales, jnp.ones(GROUPS))
+    with pytest.raises(ValueError, match=message):
+        octavo_jax.dequantize(dataclasses.replace(q, **changed), backend="jax-reference")
+
+
+def test_dequantize_refuses_group_sizes_of_matrices() -> None:
+    layout = octavo.GroupedTensorSpec(
+        shape=(2, 4, 32), groups=2, quantizer=QuantizerSpec(format="e4m3", scaling="row"), ragged_axis=None
+    )
+    q = octavo_jax.GroupedTensor(layout, jnp.array([4, 4]), jnp.zeros((2, 4, 32), jnp.float8_e4m3fn), jnp.ones((2, 4)))
+    with pytest.raises(ValueError, match=r"group_sizes was given with .* stacked matrices take None"):
+        octavo_jax.dequantize(q, backend="jax-reference")

@@ -9,7 +9,7 @@ from jax import Array
 from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.quantizer import Direction
-from octavo_jax.plugin_api import GroupedTensor, check_sizes
+from octavo_jax.plugin_api import GroupedTensor, check_groups
 from octavo_jax_native.arrays.checked_plane import checked_plane, layout_of
 from octavo_jax_native.arrays.planes import result_array
 from octavo_jax_native.ffi.convert import PlaneCall
@@ -33,8 +33,7 @@ def bind_dequantize(out_dtype: DType) -> Dequantize[GroupedTensor, Array]:
     compiled = jax.jit(octavo_dequantize, static_argnames=("spec", "direction"))
 
     def run(q: GroupedTensor, direction: Direction = "rowwise") -> Array:
-        if q.spec.ragged_axis == 0:
-            check_sizes(q.group_sizes)
+        check_groups(q)
         planes = checked_plane(q, direction)
         return compiled(planes, q.group_sizes, spec=q.spec, direction=direction)  # type: ignore[no-any-return]
 

@@ -13,7 +13,7 @@ from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import HADAMARD_SIZE, Direction
-from octavo_jax.plugin_api import GroupedTensor, check_sizes
+from octavo_jax.plugin_api import GroupedTensor, check_groups
 from octavo_jax_triton.arrays.planes import CODES, Plane, checked_plane
 from octavo_jax_triton.arrays.table import row_table, sizes_of
 from octavo_jax_triton.launch.arguments import Made, Target, even
@@ -34,8 +34,7 @@ def bind_dequantize(out_dtype: DType, target: Target) -> Dequantize[GroupedTenso
     compiled = jax.jit(octavo_dequantize, static_argnames=("spec", "direction"))
 
     def run(q: GroupedTensor, direction: Direction = "rowwise") -> Array:
-        if q.spec.ragged_axis == 0:
-            check_sizes(q.group_sizes)
+        check_groups(q)
         if direction == "columnwise":
             q = converted(q, PLAIN, target)
         plane = checked_plane(q, direction)

@@ -10,14 +10,21 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.arrays.numpy_arrays import as_jax
 
 
 def in_fp32(x: Array) -> Array:
     """float32 x, exactly, whatever made it."""
-    wide: Array = _by_bits(x) if x.dtype in (jnp.bfloat16, jnp.float16) else x.astype(jnp.float32)
+    wide: Array = _by_bits(as_jax(x)) if x.dtype in (jnp.bfloat16, jnp.float16) else x.astype(jnp.float32)
     return wide
+
+
+def in_dtype(x: Array, dtype: DTypeLike) -> Array:
+    """x in `dtype`, as `astype` has it; `in_fp32` where that is float32."""
+    return in_fp32(x) if jnp.dtype(dtype) == jnp.float32 else x.astype(dtype)
 
 
 # bits have no derivative, and the second one of a layer in high precision goes through its products

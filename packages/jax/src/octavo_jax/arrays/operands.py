@@ -11,6 +11,7 @@ from jax import Array
 
 from octavo import QuantizerSpec
 from octavo_jax.arrays.dtypes import DTYPES, dtype_name
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import one_group
 
 
@@ -44,8 +45,8 @@ def checked_groups(x: Array, group_sizes: Array | None) -> tuple[Array | None, i
     return group_sizes, group_sizes.shape[0]
 
 
-def check_sizes(group_sizes: Any) -> None:
-    """ValueError unless group_sizes is an integer array [G] of one group or more."""
+def check_sizes(group_sizes: Any, groups: int | None = None) -> None:
+    """ValueError unless group_sizes is an integer array [G] of one group or more, or of `groups`."""
     if not isinstance(group_sizes, jax.Array):
         raise ValueError(
             f"group_sizes is a {type(group_sizes).__name__}; give a jax.Array of one integer per group, [G]"
@@ -55,6 +56,19 @@ def check_sizes(group_sizes: Any) -> None:
             f"group_sizes has shape {list(group_sizes.shape)} and dtype {group_sizes.dtype}; it is one integer per "
             "group, shape [G] with G of 1 or more"
         )
+    if groups is not None and group_sizes.shape[0] != groups:
+        raise ValueError(
+            f"group_sizes has shape {list(group_sizes.shape)} and the tensor's spec {groups} groups; give one integer "
+            f"per group, [{groups}]"
+        )
+
+
+def check_groups(q: GroupedTensor) -> None:
+    """ValueError unless q has one size for each group of its spec, and none where they are stacked matrices."""
+    if q.spec.ragged_axis == 0:
+        check_sizes(q.group_sizes, q.spec.groups)
+    elif q.group_sizes is not None:
+        raise ValueError(f"group_sizes was given with {list(q.spec.shape)}; stacked matrices take None")
 
 
 def check_array(array: Any, name: str, shape: tuple[int, ...], dtype: Any) -> None:

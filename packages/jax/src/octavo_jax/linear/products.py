@@ -12,6 +12,7 @@ from jax import Array
 
 from octavo.recipe_base import Gemm
 from octavo_jax.arithmetic.gemm import bias_products, group_sums
+from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, GemmOperand, Rows, gemm_operand, stored_weight
@@ -32,7 +33,7 @@ Values = Array | TokenRows[Array]
 
 def _factor(layer: Layer, gemm: Gemm, q: GroupedTensor | None, array: Array) -> GemmOperand:
     factor = gemm_operand(q, array, layer.plan.recipe.quantizes(gemm))
-    return factor if isinstance(factor, GroupedTensor) else factor.astype(layer.product_dtype)
+    return factor if isinstance(factor, GroupedTensor) else in_dtype(factor, layer.product_dtype)
 
 
 def _rows(layer: Layer, gemm: Gemm, q: GroupedTensor | None, values: Values) -> Rows:
@@ -41,7 +42,7 @@ def _rows(layer: Layer, gemm: Gemm, q: GroupedTensor | None, values: Values) -> 
         return _factor(layer, gemm, q, values)
     if isinstance(values.tokens, GroupedTensor):
         return values
-    return values._replace(tokens=values.tokens.astype(layer.product_dtype))
+    return values._replace(tokens=in_dtype(values.tokens, layer.product_dtype))
 
 
 def forward_product(
@@ -89,7 +90,7 @@ def _rows_product(
 def input_gradient(layer: Layer, dy: Values, dyq: GroupedTensor | None, w: GemmOperand, context: Context) -> Array:
     """dx [M, K] in x's dtype; `w` is what `dgrad_weight` returned."""
     if not isinstance(w, GroupedTensor):
-        w = stored_weight(layer, w).astype(layer.product_dtype)
+        w = in_dtype(stored_weight(layer, w), layer.product_dtype)
     return _rows_product(layer, "dgrad", _rows(layer, "dgrad", dyq, dy), w, context)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 from jax import Array
 from jax.typing import DTypeLike
 
+from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.functions.activations import check_activation
 from octavo_registry.contract.cards import GATED, Activation
 
 
 def cast(dtype: DTypeLike | None, *arrays: Array | None) -> tuple[Any, ...]:
     """The arrays in `dtype`; None leaves them as they are, and an absent array stays absent."""
-    return tuple(a if a is None or dtype is None else a.astype(dtype) for a in arrays)
+    return tuple(a if a is None or dtype is None else in_dtype(a, dtype) for a in arrays)
 
 
 def as_tuple(value: int | Sequence[int], name: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed, check_text
 from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.sizes import as_int32
@@ -106,7 +107,7 @@ def arranged(
         group_sizes=sizes,
         order=order,
         position=position,
-        weights=jnp.where(taken, weights.astype(jnp.float32), np.float32(0)),
+        weights=jnp.where(taken, in_fp32(weights), np.float32(0)),
         probabilities=probabilities,
     )
 

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo.router import RouterRule
+from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.dispatch.room import Room
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.arrangement import arranged, counts
@@ -99,7 +100,7 @@ class Body:
             backend=self.backend,
         )
         if self.dtype is not None:
-            tokens = tokens.astype(self.dtype)
+            tokens = in_dtype(tokens, self.dtype)
         experts = self._experts_in_dtype(a)
         dropped = None
         spread = () if self.sharding is None else self.sharding.names("ep")
@@ -119,8 +120,8 @@ class Body:
         """The experts of this device, with parameters in `dtype` if there is one."""
         wi, wo, bi, bo = a.wi, a.wo, a.bi, a.bo
         if self.dtype is not None:
-            wi, wo = (one.astype(self.dtype) for one in (wi, wo))
-            bi, bo = (None if b is None else b.astype(self.dtype) for b in (bi, bo))
+            wi, wo = (in_dtype(one, self.dtype) for one in (wi, wo))
+            bi, bo = (None if b is None else in_dtype(b, self.dtype) for b in (bi, bo))
         options: dict[str, Any] = {
             "activation": self.activation,
             "recipe": self.recipe,

@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from octavo_jax.arithmetic.barrier import barrier
-from octavo_jax.arithmetic.widening import in_fp32
+from octavo_jax.arithmetic.widening import in_dtype, in_fp32
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import element_type
 from octavo_jax.arrays.numpy_arrays import as_jax
@@ -198,7 +198,7 @@ def _summed_forward(
 def rows_gradient(saved: Saved, dy: Array) -> Array:
     """drows [R, N] in the rows' dtype of `sum_of_choices`, from dy."""
     of_rows = token_rows(dy, saved.order, saved.position)
-    return _inside(of_rows, saved.end).astype(saved.like.dtype)
+    return in_dtype(_inside(of_rows, saved.end), saved.like.dtype)
 
 
 def _summed_backward(dtype: DTypeLike, moves: Moves, saved: Saved, dy: Array) -> tuple[Array | None, ...]:

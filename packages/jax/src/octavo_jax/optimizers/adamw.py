@@ -14,6 +14,7 @@ import optax  # type: ignore[import-untyped]
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
@@ -164,7 +165,7 @@ class AdamW:
             if params is None:
                 raise ValueError("params is None; call update(grads, state, params): AdamW steps values")
             new, after = self.step(updates, state, params)
-            return jax.tree.map(lambda n, p: n.astype(jnp.float32) - jnp.asarray(p, jnp.float32), new, params), after
+            return jax.tree.map(lambda n, p: in_fp32(n) - in_fp32(jnp.asarray(p)), new, params), after
 
         return optax.GradientTransformationExtraArgs(self.init, update)
 
@@ -175,7 +176,7 @@ class AdamW:
         if leaf.dtype == jnp.float16 and wanted == jnp.bfloat16:
             raise ValueError(f"params{name} is float16, which bfloat16 does not hold; make master_dtype float32")
         own = leaf.dtype in (jnp.dtype(jnp.float32), wanted)
-        master = optax.MaskedNode() if own else leaf.astype(jnp.float32)
+        master = optax.MaskedNode() if own else in_fp32(leaf)
         if self.state_bits == 8 and leaf.ndim > 1:
             return _Leaf(zero_blocks(leaf, True), zero_blocks(leaf, False), master)
         # one array each: a program cannot be given one buffer twice, and states are donated
@@ -246,7 +247,7 @@ def _advance(
     own = isinstance(state.master, optax.MaskedNode)
     master = leaf if own else _master_of(leaf, state.master)
     first, second = (decode(part) if isinstance(part, BlockState) else part for part in (state.mu, state.nu))
-    new, first, second = advance(master.astype(jnp.float32), grad, first, second, rate, rule, step)
+    new, first, second = advance(in_fp32(master), grad, first, second, rate, rule, step)
     coded, narrow = isinstance(state.mu, BlockState), master.dtype == jnp.bfloat16
     streams = (MASTER,) * narrow + (FIRST_MOMENT, SECOND_MOMENT) * coded
     bits = dict(zip(streams, rounding_bits(leaf, draws, streams), strict=True)) if streams else {}
@@ -264,4 +265,4 @@ def _master_of(leaf: Array, master: Array) -> Array:
     # by their bits: a compiler may compare the master as it was before it is rounded
     held, rounded = (lax.bitcast_convert_type(one, jnp.uint16) for one in (leaf, master.astype(leaf.dtype)))
     zeros = (held | rounded) & 0x7FFF == 0  # a sum that passes zero has a sign of its own
-    return jnp.where((held == rounded) | zeros, master, leaf.astype(jnp.float32))
+    return jnp.where((held == rounded) | zeros, master, in_fp32(leaf))

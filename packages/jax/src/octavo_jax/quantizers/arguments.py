@@ -1,4 +1,4 @@
-"""Arguments that every quantizer takes: checked, and as the functions of a plan take them."""
+"""Arguments of quantizers and of what reads their tensors: checked, and as the functions of a plan take them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from octavo import QuantizerSpec
 from octavo.errors import one_of
-from octavo.quantizer import Operand
+from octavo.grouped_tensor import PLAIN
+from octavo.quantizer import Direction, Operand
+from octavo_jax.arithmetic.casts import PAYLOAD_DTYPE
 from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.arrays.operands import check_array, check_groups
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax.scaling.seeds import seed_words
 
 _MAX_GROUP = 1 << 32
+_SCALE_DTYPE: dict[str, DTypeLike] = {"fp32": jnp.float32, "e8m0": jnp.uint8, "e4m3": jnp.float8_e4m3fn}
 
 
 def sizes_of(x: Array, group_sizes: GroupSizes | None) -> Array | None:
@@ -32,6 +38,22 @@ def sizes_of(x: Array, group_sizes: GroupSizes | None) -> Array | None:
     if group_sizes is not None:
         raise ValueError(f"x has shape {list(x.shape)} and group_sizes was given; stacked matrices take none")
     return None
+
+
+def check_plane(q: GroupedTensor, direction: Direction) -> None:
+    """ValueError unless q's group sizes, and in the plain layout the arrays of this plane, are what its spec says.
+
+    Only backends know the shapes of other layouts.
+    """
+    spec, (codes, scale, second) = q.spec, q.plane(direction)
+    check_groups(q)
+    if (spec.rowwise_layout if direction == "rowwise" else spec.columnwise_layout) != PLAIN:
+        return
+    quantizer = spec.quantizer
+    check_array(codes, direction, spec.payload_shape(direction), PAYLOAD_DTYPE[quantizer.format])
+    check_array(scale, f"{direction}_scale", spec.scale_shape(direction), _SCALE_DTYPE[quantizer.scale_format])
+    if quantizer.scaling == "nvfp4":
+        check_array(second, f"{direction}_global", (spec.groups,), jnp.float32)
 
 
 def drawn_seed(spec: QuantizerSpec, seed: int | Array | None) -> Array | None:

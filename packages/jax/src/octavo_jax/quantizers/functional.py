@@ -15,7 +15,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.quantizer import dequantizer_for, quantizer_for
-from octavo_jax.quantizers.arguments import quantizer_keywords, sizes_of
+from octavo_jax.quantizers.arguments import check_plane, quantizer_keywords, sizes_of
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.sharding.conflicts import check_whole
@@ -70,8 +70,8 @@ def dequantize(
     preferred_element_type   float32, whose values are exact; or bfloat16 or float16, to which these are rounded once
 
     Hadamard column data stay in the Hadamard domain and in their padded rows, [block_bound(M, G, 16) * 16, K].
-    Raises ValueError for a plane that q does not have, NoBackendError when nothing reads its layouts, and TypeError
-    where a derivative is taken in codes or scales.
+    Raises ValueError for a plane that q does not have, and for arrays that are not what its spec says; NoBackendError
+    when nothing reads its layouts, and TypeError where a derivative is taken in codes or scales.
     """
     if not isinstance(q, GroupedTensor):
         raise ValueError(f"q is a {type(q).__name__}; give what octavo_jax.quantize returned")
@@ -79,6 +79,7 @@ def dequantize(
         q = jax.tree.map(jnp.asarray, q)
     check_whole("dequantize", q=q)
     payload, _, _ = q.plane(direction)
+    check_plane(q, direction)
     layouts = (q.spec.rowwise_layout, q.spec.columnwise_layout)
     plan = dequantizer_for(q.spec.quantizer, payload, layouts, backend, preferred_element_type)
     return plan.run(undifferentiated(q), direction)  # type: ignore[no-any-return]

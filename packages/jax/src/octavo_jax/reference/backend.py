@@ -18,6 +18,7 @@ from octavo.quantizer import Direction, Operand
 from octavo_jax.arithmetic import gemm
 from octavo_jax.arithmetic.dequantize import dequantize, padded_sizes
 from octavo_jax.arithmetic.quantizer import quantizer_of
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.composed import bind_fused
 from octavo_jax.scaling.seeds import seed_words
@@ -148,7 +149,7 @@ def _bind_wgrad(out_dtype: Any, weight: Weight) -> Wgrad[Array, GemmOperand]:
             return dw.astype(out_dtype)
         # Adding 0 would turn an accumulator's -0 into +0; a group without rows leaves it as it is.
         untouched = (group_sizes <= 0)[:, None, None]
-        return jnp.where(untouched, accumulator, (accumulator.astype(jnp.float32) + dw).astype(accumulator.dtype))
+        return jnp.where(untouched, accumulator, (in_fp32(accumulator) + dw).astype(accumulator.dtype))
 
     compiled = _named(octavo_wgrad, "octavo_wgrad")
 

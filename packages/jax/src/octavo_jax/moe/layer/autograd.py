@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.recipe_base import Gemm
+from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.linear.computed_operands import ComputedOperand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import Context, GemmOperand, wgrad_x
@@ -137,7 +138,7 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
         drows, dweights = weighted_gradients(saved, dy, plan.moves)
     else:
         drows, dweights = rows_gradient(saved, dy), None
-        read = recomputed.dy_read(Tokens(dy.astype(plan.mlp.fc2.y_dtype), order, position))
+        read = recomputed.dy_read(Tokens(in_dtype(dy, plan.mlp.fc2.y_dtype), order, position))
     gradients, states = mlp_autograd.backward(recomputed.residuals(), (drows, later), read)
     if dweights is None:
         assert gradients.probs is not None

@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import RouterRule, Score
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.sizes import as_int32
@@ -117,7 +118,7 @@ def chosen(
         by_logits = bias is None and not rule.by_groups
         ordered = _logits_to_order(logits) if by_logits else lax.stop_gradient(scores)
         if bias is not None:
-            ordered = ordered + lax.stop_gradient(bias).astype(jnp.float32)[None, :]
+            ordered = ordered + in_fp32(lax.stop_gradient(bias))[None, :]
         choices = _largest(_in_groups(ordered, rule.groups, rule.kept_groups), rule.k, checkpoint_name)
     else:
         choices = replay
@@ -133,7 +134,7 @@ def _chosen_by(
 ) -> tuple[Array, Array, Array]:
     """Choices, weights and counts by a backend's functions; the weights have a gradient in the logits."""
     if bias is not None:
-        bias = lax.stop_gradient(bias).astype(jnp.float32)
+        bias = in_fp32(lax.stop_gradient(bias))
     made: tuple[Array, Array, Array] = _chosen(choosers, rule, *varying_alike(as_jax((logits, bias, replay))))
     return made
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.dispatch.device import device_of
 from octavo_jax.quantizers.derivatives import in_reverse
 
@@ -31,6 +32,8 @@ def router_logits(tokens: Array, router: Array) -> Array:
         return logits_by_parts(tokens, router)
     wide = jnp.result_type(tokens, router) == jnp.float32
     precision = lax.Precision.HIGHEST if wide and not asked else None
+    if wide:
+        tokens, router = in_fp32(tokens), in_fp32(router)
     return jnp.matmul(tokens, router, precision=precision, preferred_element_type=jnp.float32)
 
 

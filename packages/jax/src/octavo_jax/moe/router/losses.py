@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from octavo.router import Score
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.checks import check_count
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.moe.arrangement import counts
@@ -52,7 +53,7 @@ def router_losses(
     if tokens % sequences:
         raise ValueError(f"sequences is {sequences} and there are {tokens} tokens; give a divisor of that number")
     if not tokens:
-        nothing = jnp.sum(logits.astype(jnp.float32))
+        nothing = jnp.sum(in_fp32(logits))
         return RouterLosses(nothing, nothing, nothing)
     shares = score_shares(logits, score).reshape(sequences, -1, experts)
     runs = choices.reshape(sequences, -1)
@@ -60,7 +61,7 @@ def router_losses(
     each = jnp.mean(shares, axis=1)
     # Runs are as long as each other, and so are the parts of devices: the mean of their means is that of all tokens.
     total = jnp.mean(load, axis=0), jnp.mean(each, axis=0)
-    z = jnp.mean(jnp.square(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)))
+    z = jnp.mean(jnp.square(jax.nn.logsumexp(in_fp32(logits), axis=-1)))
     by_run = jnp.mean(jnp.sum(load * each, axis=-1))
     if axes:
         z, by_run, total = lax.pmean((z, by_run, total), axes)  # type: ignore[no-untyped-call]

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from octavo.router import Score
+from octavo_jax.arithmetic.widening import in_fp32
 
 
 def router_scores(logits: Array, score: Score) -> Array:
     """float32 [T, E]."""
-    wide = logits.astype(jnp.float32)
+    wide = in_fp32(logits)
     if score == "softmax":
         return jax.nn.softmax(wide, axis=-1)
     if score == "sigmoid":
@@ -28,7 +29,7 @@ def score_shares(logits: Array, score: Score) -> Array:
     the largest does not underflow, however far below 0 its logit is."""
     if score == "softmax":
         return router_scores(logits, score)
-    wide = logits.astype(jnp.float32)
+    wide = in_fp32(logits)
     lift = lax.stop_gradient(jnp.minimum(jnp.max(wide, axis=-1, keepdims=True), 0))
     if score == "sigmoid":
         negative = wide < 0
