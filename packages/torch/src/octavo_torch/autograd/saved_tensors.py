@@ -26,8 +26,12 @@ def save(ctx: AutogradContext, *tensors: Tensor | None) -> None:
     """ctx.save_for_backward, for `saved_tensors` to read."""
     ctx.save_for_backward(*tensors)
     ctx.hooked = _hooks(True) is not None
-    # what a compiler traces does not change under it
-    ctx.packed = tuple(map(_packed, tensors)) if ctx.hooked or not _is_compiling() else None
+    if ctx.hooked:
+        ctx.packed = tuple(map(_packed, tensors))
+    elif _is_compiling():
+        ctx.packed = None  # what a compiler traces does not change under it
+    else:
+        ctx.packed = tuple(_packed(each) if each is not None and is_plain(each) else None for each in tensors)
 
 
 def saved_tensors(ctx: AutogradContext) -> tuple[Tensor, ...]:
@@ -55,7 +59,7 @@ def _same(tensor: Tensor | None, packed: Packed | None) -> Tensor | None:
     if tensor is None or packed is None:
         return tensor
     now = tensor.dtype, tensor.shape, tensor.device
-    if now == packed or not _is_read(tensor):
+    if now == packed:
         return tensor
     raise ValueError(
         f"backward reads a tensor that was {_told(packed)} in forward and is {_told(now)} now; cast or move modules, "
@@ -63,13 +67,8 @@ def _same(tensor: Tensor | None, packed: Packed | None) -> Tensor | None:
     )
 
 
-def _is_read(tensor: Tensor) -> bool:
-    """Whether kernels read the tensor itself, which then stands for no other."""
-    return is_plain(tensor) and not _stands_for_another(tensor)
-
-
 def _checked(tensor: Tensor | None, packed: Packed | None) -> Tensor | None:
-    if tensor is None or packed is None or not _is_read(tensor):
+    if tensor is None or packed is None or not is_plain(tensor) or _stands_for_another(tensor):
         return tensor
     given = tensor.dtype, tensor.shape, tensor.device
     if given != packed:
