@@ -9,14 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.formats import FORMAT_MAX, Format, ScaleFormat
+from octavo.formats import FORMAT_MAX, Format
+from octavo_torch.arrays.dtypes import FP8_DTYPE
 
-FP8_DTYPE: dict[Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
-    "fp32": torch.float32,
-    "e8m0": torch.uint8,
-    "e4m3": torch.float8_e4m3fn,
-}
 FP8_NAN = 0x7F
 E2M1_NAN = 0x7  # E2M1 has no NaN; a poisoned unit's NaN comes from its scale
 

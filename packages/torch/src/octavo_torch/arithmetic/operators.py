@@ -11,12 +11,12 @@ from octavo import GroupedTensorSpec, QuantizerSpec, check_group_sizes
 from octavo.health import FIELDS
 from octavo.quantizer import Direction
 from octavo_torch.arithmetic import bias, gemm, mxfp4
-from octavo_torch.arithmetic.casts import FP8_DTYPE, SCALE_DTYPE
 from octavo_torch.arithmetic.dequantize import dequantize_reference
 from octavo_torch.arithmetic.groups import RowGroups, bounded_sizes
 from octavo_torch.arithmetic.processor import check_subnormals
 from octavo_torch.arithmetic.quantize import OPERAND_NUMBER, Noise, group_amax, quantize_reference
 from octavo_torch.arithmetic.stats import operand_stats
+from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import check_not_captured
 from octavo_torch.compiler.operators import Operators

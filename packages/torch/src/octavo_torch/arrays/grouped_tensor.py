@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_torch.arithmetic.casts import FP8_DTYPE, SCALE_DTYPE
+from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.dtypes import name_of as dtype_text
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.compiler.tracing import is_plain, name_of, spec_of

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from octavo import GroupedTensorSpec, QuantizerSpec
-from octavo_torch.arithmetic.casts import FP8_DTYPE, SCALE_DTYPE
+from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.quantizers.arguments import direction_name
 
