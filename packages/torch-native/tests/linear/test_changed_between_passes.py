@@ -84,3 +84,17 @@ def test_the_tensors_of_a_state(device: str, rng: np.random.Generator) -> None:
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
     assert results[0][-1][2, 0].any()
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "scale", "history"])
+def test_memory_that_was_freed_since(name: str, rng: np.random.Generator) -> None:
+    """The kernels' own message spoke of an operand of a product that was not given."""
+    recipe = DelayedScaling(history=4) if name in ("scale", "history") else "bf16"
+    x, weight = torch.randn(M, K, requires_grad=True), torch.randn(G, F, K, requires_grad=True)
+    state = DelayedState.create(recipe, G) if isinstance(recipe, DelayedScaling) else None
+    y = grouped_linear(x, weight, SIZES, recipe=recipe, state=state, backend="torch-native")
+    freed = {"x": x, "weight": weight}.get(name, None if state is None else getattr(state, name, None))
+    assert freed is not None
+    freed.detach().untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"a tensor \[.*\] in float32 on cpu has no memory; its storage was freed"):
+        torch.autograd.grad(y.sum(), [x, weight])

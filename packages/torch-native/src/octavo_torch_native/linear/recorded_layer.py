@@ -14,7 +14,7 @@ from octavo.recipe_base import Gemm
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION, VALUES
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, Bounded, DelayedState, check_not_captured, seed_tensor, status_word
-from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
+from octavo_torch_native.arrays.launch import PIECE, address, aligned, run, workspace
 from octavo_torch_native.arrays.operators import ROW_START
 from octavo_torch_native.gemm.launches import gemm_launch_of
 from octavo_torch_native.gemm.spec import gemm_spec, gemm_text
@@ -181,15 +181,15 @@ class RecordedLayer:
         random = seed_tensor(seed, device) if "dy" in self._stochastic else None
         # in the order of their numbers in recording.py; 0: there is none
         arrays = [
-            0 if x is None else x.data_ptr(),
-            0 if w is None else w.data_ptr(),
+            address(x),
+            address(w),
             plan.data_ptr(),
             0 if columns is None else columns.data_ptr(),
             scratch,
             scratch + recorded.workspace_at,
             0 if random is None else random.data_ptr(),
             *_state_addresses(state),
-            dy.data_ptr(),
+            address(dy),
             0 if dx is None else dx.data_ptr(),
             0 if dw is None else dw.data_ptr(),
         ]
@@ -223,4 +223,4 @@ def _in_pieces(x: Tensor) -> Tensor:
 
 def _state_addresses(state: tuple[Tensor, Tensor] | None) -> tuple[int, int]:
     """The addresses of the encode scales and of the history; 0 without a state."""
-    return (0, 0) if state is None else (state[0].data_ptr(), state[1].data_ptr())
+    return (0, 0) if state is None else (address(state[0]), address(state[1]))
