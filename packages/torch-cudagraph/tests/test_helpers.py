@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -256,3 +257,23 @@ def test_zeros_for_main_grad_stay_without_memory(no_gpu: None, rng: Any) -> None
     layer.weight.grad = grad.fresh()
     with pytest.raises(ValueError, match=r"weight\.grad is another tensor since"):
         held.check()
+
+
+def test_a_graphed_step_knows_the_optimizers_states(no_gpu: None) -> None:
+    """load_state_dict makes new ones, and the graph would go on with the old ones, whose memory was freed."""
+    layer = GroupedLinear(3, 64, 32, recipe="bf16")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(8, 64)
+
+    def loss(module: torch.nn.Module, x: Tensor, sizes: Tensor) -> Tensor:
+        return module(x, sizes).square().mean()  # type: ignore[no-any-return]
+
+    loss(layer, x, SIZES).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    step = graphs.graphed_step(layer, loss, x, SIZES, optimizer=optimizer)
+    optimizer.load_state_dict(saved)
+    with pytest.raises(
+        ValueError, match=r"optimizer's state 0\['momentum_buffer'\] is another tensor since the capture"
+    ):
+        step(x, SIZES)

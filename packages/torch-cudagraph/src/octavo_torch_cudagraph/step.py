@@ -37,8 +37,8 @@ def graphed_step(
     With delayed scaling every replay ends with the next scales. The warm-up changes nothing: parameters, buffers,
     main_grad and the optimizer's state get their values back.
 
-    Raises as `capture` does; at a replay ValueError where parameters, buffers, gradients, main_grad or an option of the
-    optimizer are not those of the capture.
+    Raises as `capture` does; at a replay ValueError where parameters, buffers, gradients, main_grad, or an option or a
+    state of the optimizer are not those of the capture: torch's `load_state_dict` makes new states.
     """
     kept = state_of(module)
     if optimizer is not None:
@@ -77,6 +77,7 @@ def _held(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterato
     yield from held_by(module, grads=True)
     if optimizer is not None:
         yield from _options(optimizer)
+        yield from _named_states(optimizer)
 
 
 def _options(optimizer: torch.optim.Optimizer) -> Named:
@@ -84,6 +85,13 @@ def _options(optimizer: torch.optim.Optimizer) -> Named:
         for name, value in group.items():
             if name != "params":
                 yield f"optimizer.param_groups[{number}][{name!r}]", value
+
+
+def _named_states(optimizer: torch.optim.Optimizer) -> Named:
+    for number, state in enumerate(optimizer.state.values()):
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                yield f"optimizer's state {number}[{name!r}]", value
 
 
 def _check_capturable(optimizer: torch.optim.Optimizer) -> None:

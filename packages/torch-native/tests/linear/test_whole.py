@@ -245,3 +245,12 @@ def test_memory_that_was_freed_is_refused(rng: np.random.Generator) -> None:
     for recipe in ("bf16", "fp8-block", "mxfp8"):
         with pytest.raises(ValueError, match=rf"a tensor \[{G}, {N}, {K}\] in bfloat16 on cpu has no memory"):
             grouped_linear(x, freed, SPLIT, recipe=recipe, backend="torch-native")
+
+
+def test_a_bias_that_was_freed_is_refused(rng: np.random.Generator) -> None:
+    """Its address, 0, meant that there was none: results were those of a layer without a bias."""
+    x, w, freed = torch.randn(M, K).bfloat16(), torch.randn(G, N, K).bfloat16(), torch.randn(G, N).bfloat16()
+    freed.untyped_storage().resize_(0)
+    for recipe in ("bf16", "fp8-block"):
+        with pytest.raises(ValueError, match=rf"a tensor \[{G}, {N}\] in bfloat16 on cpu has no memory"):
+            grouped_linear(x, w, SPLIT, recipe=recipe, bias=freed, backend="torch-native")

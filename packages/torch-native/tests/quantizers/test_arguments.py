@@ -14,6 +14,7 @@ import octavo_native
 import octavo_torch
 from octavo import GroupedTensorSpec, NoBackendError, QuantizerSpec
 from octavo_torch import GroupedTensor
+from octavo_torch.plugin_api import PLANES
 from octavo_torch_native.gemm.gemm import Fprop
 from octavo_torch_native.quantizers.dequantizer import Dequantizer, converted
 
@@ -205,3 +206,33 @@ def test_planes_that_are_not_what_the_spec_says(scaling: str) -> None:
                 gemm(other, w, group_sizes)
             with pytest.raises(ValueError, match=f"q has {number} group sizes and 2 groups"):
                 Dequantizer()(other)
+
+
+@pytest.mark.parametrize("scaling", ["mxfp8", "nvfp4"])
+def test_planes_that_were_cast_or_moved(scaling: str) -> None:
+    """As many elements are not the same bytes: codes in fp32 and sizes in int16 were read as what the spec says."""
+    form = "e2m1" if scaling == "nvfp4" else "e4m3"
+    spec = QuantizerSpec(scaling=scaling, format=form, orientation="rowwise")  # type: ignore[arg-type]
+    group_sizes, gemm, dequantizer = torch.tensor([4, 4]), Fprop("float32"), Dequantizer()
+    x = native.quantize(torch.randn(8, 64), spec, group_sizes).codes
+    w = native.quantize(torch.randn(2, 32, 64), spec).codes
+    calls: list[Callable[[GroupedTensor], Any]] = [
+        lambda q: gemm(q, w, group_sizes), dequantizer, lambda q: converted(q, ("rows", "plain"))
+    ]  # fmt: skip
+    there = {name: plane for name in PLANES if (plane := getattr(x, name)) is not None}
+    changes = {("rowwise", "codes float32"): there["rowwise"].float()}
+    for name, plane in there.items():
+        if name != "rowwise":
+            changes[name, " on meta"] = plane.to("meta")
+        if name == "rowwise_global":
+            changes[name, "factors float64"] = plane.double()
+    for (name, said), plane in changes.items():
+        for call in calls:
+            with pytest.raises(ValueError, match=f"{said}.*, all on one device; give the tensors"):
+                call(replace(x, **{name: plane}))
+    elsewhere = {name: plane.to("meta") for name in PLANES if (plane := getattr(w, name)) is not None}
+    with pytest.raises(ValueError, match="x's codes are on cpu and w's on meta; quantize both on one device"):
+        gemm(x, replace(w, **elsewhere), group_sizes)
+    for dtype in (torch.float32, torch.int16):
+        with pytest.raises(ValueError, match=r"group_sizes is \w+ \[2\] on cpu; give int32 or int64 \[G\]"):
+            dequantizer(replace(x, group_sizes=group_sizes.to(dtype)))

@@ -59,11 +59,10 @@ Operators and CUDA graphs
 
 from __future__ import annotations
 
-from octavo_torch.arithmetic.casts import FP8_DTYPE
 from octavo_torch.arithmetic.operators import group_amax_of as group_amax
 from octavo_torch.arithmetic.operators import layout_from as plain_layout
 from octavo_torch.arithmetic.operators import quantizer_from, quantizer_text
-from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES, FP8_DTYPE
 from octavo_torch.arrays.dtypes import name_of as dtype_text
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.per_group import leaves_of

@@ -140,6 +140,12 @@ def test_planes_that_do_not_fit_are_refused() -> None:
             dequantize(wrong)
         with pytest.raises(ValueError, match=r"x's .* codes and scales have shapes"):
             grouped_linear(wrong, torch.randn(G, N, K), None, recipe=recipe)
+    for name, plane in {"rowwise": q.rowwise.view(torch.uint8), "columnwise_scale": q.columnwise_scale.float()}.items():
+        wrong = replace(q, **{name: plane})  # type: ignore[arg-type]
+        with pytest.raises(
+            ValueError, match=r"codes and scales are .*, and its spec says float8_e4m3fn and uint8; view"
+        ):
+            dequantize(wrong, "rowwise" if name == "rowwise" else "columnwise")
     codes = quantize(torch.randn(G, N, K), recipe.quantizer("w"))  # type: ignore[arg-type]
     wrong = replace(codes, rowwise=codes.rowwise[:, :1].clone())  # type: ignore[index]
     with pytest.raises(ValueError, match="the pickled weight's rowwise codes"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -185,3 +186,27 @@ def test_messages() -> None:
         unpermute(rows, rows)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"weights is float32 \[4, 8\]; give \[4, 2\]"):
         unpermute(rows, routing, x)
+
+
+def test_a_routing_of_other_tensors(rng: np.random.Generator) -> None:
+    """Kernels read int64 and bool of one shape: positions in int32, as other libraries have them, gave other sums."""
+    index = torch.from_numpy(rng.integers(0, G, (4, 2)))
+    rows, _, routing = permute(torch.randn(4, 8), index, G)
+    weights = torch.rand(4, 2)
+    changes: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+        "position is int32": ("position", Tensor.int),
+        "routed is int64": ("routed", Tensor.long),
+        r"position is int64 \[2, 2\]": ("position", lambda given: given[:2]),
+        r"routed is bool \[2, 2\]": ("routed", lambda given: given[:2]),
+        "order is int32": ("order", Tensor.int),
+        "position is int64 .* on meta": ("position", lambda given: given.to("meta")),
+    }
+    calls: list[Callable[[Routing], Tensor]] = [
+        lambda given: unpermute(rows, given),
+        lambda given: given.to_rows(weights),
+    ]
+    for said, (name, change) in changes.items():
+        other = replace(routing, **{name: change(getattr(routing, name))})
+        for call in calls:
+            with pytest.raises(ValueError, match=f"routing's .*{said}.*; give what permute returned: int64"):
+                call(other)

@@ -214,6 +214,31 @@ def test_a_parameter_that_was_cast_has_no_master(dtype: torch.dtype) -> None:
         assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
+CHANGES: dict[str, tuple[Callable[[Tensor, Any], object], str]] = {
+    "states moved": (lambda _, state: state.update(exp_avg=state["exp_avg"].to("meta")), "exp_avg .* on meta, and the"),
+    "states cast": (lambda _, state: state.update(exp_avg_sq=state["exp_avg_sq"].bfloat16()), "exp_avg_sq .* bfloat16"),
+    "a master cast": (lambda _, state: state.update(master=state["master"].double()), "master .* float64"),
+    "a shorter parameter": (
+        lambda own, _: setattr(own, "data", own.data[:2].clone()),
+        r"exp_avg .* needs float32 \[2, 130\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_state_that_no_longer_fits(name: str, rng: np.random.Generator) -> None:
+    """A kernel would read beyond it, or memory of another device; torch's operations stopped between two parameters."""
+    change, said = CHANGES[name]
+    first, second = (nn.Parameter(torch.randn(3, 130).bfloat16()) for _ in range(2))
+    optimizer, before = AdamW([first, second]), first.detach().clone()
+    change(second, optimizer.state[second])
+    for parameter in (first, second):
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(ValueError, match=rf"the state's {said}.*; bring back what was cast or moved"):
+        optimizer.step()
+    assert torch.equal(first, before)
+
+
 def written(parameter: Tensor, values: Tensor) -> None:
     with torch.no_grad():
         parameter.copy_(values)

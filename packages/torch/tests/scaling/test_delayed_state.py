@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -75,6 +76,48 @@ def test_shapes_that_do_not_fit() -> None:
     made = DelayedState.create(DelayedScaling(history=3), 2)
     with pytest.raises(ValueError, match=r"give \[3, 4, G\] and \[3, G\]"):
         DelayedState(DelayedScaling(history=4), made.history, made.scale)
+
+
+CASTS: dict[str, Callable[[DelayedState], object]] = {
+    "scales in bfloat16": lambda made: setattr(made, "scale", made.scale.bfloat16()),
+    "a history in float64": lambda made: setattr(made, "history", made.history.double()),
+    "a shorter history": lambda made: setattr(made, "history", made.history[:, :2].clone()),
+    "a history of fewer groups": lambda made: setattr(made, "history", made.history[..., :1].clone()),
+    "scales of one operand": lambda made: setattr(made, "scale", made.scale[:1].clone()),
+    "scales elsewhere": lambda made: setattr(made, "scale", made.scale.to("meta")),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_tensors_that_were_replaced(name: str, rng: np.random.Generator) -> None:
+    """Kernels read them as fp32 of their first shapes: scales in bfloat16 made NaN, and histories were written
+    beyond."""
+    recipe = DelayedScaling(history=3)
+    x, w = torch.randn(14, 32), torch.randn(3, 16, 32)
+    made = DelayedState.create(recipe, 3)
+    grouped_linear(x, w, SIZES, recipe=recipe, state=made)
+    CASTS[name](made)
+    calls: list[Callable[[], object]] = [
+        lambda: grouped_linear(x, w, SIZES, recipe=recipe, state=made),
+        lambda: DelayedState(recipe, made.history, made.scale),
+        made.update,
+    ]
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=r"history is .* and scale .*; give \[3, 3, G\] and \[3, G\], both in float32"
+        ):
+            call()
+
+
+def test_a_module_that_is_called_with_other_buffers(rng: np.random.Generator) -> None:
+    """`functional_call` gives it whatever it is given, such as all tensors of a model in bfloat16."""
+    layer, x = GroupedLinear(3, 32, 16, recipe=DelayedScaling(), dtype=torch.bfloat16), torch.randn(14, 32).bfloat16()
+    tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+    y = torch.func.functional_call(layer, tensors, (x, SIZES))
+    assert torch.equal(y, layer(x, SIZES))
+    cast = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    with pytest.raises(ValueError, match="both in float32, whatever a model is cast to"):
+        torch.func.functional_call(layer, cast, (x, SIZES))
 
 
 class Measuring(ReferenceBackend):

@@ -8,7 +8,7 @@ from torch import Tensor
 import octavo_native
 from octavo import check_group_sizes
 from octavo_native import layouts as native_layouts
-from octavo_torch.plugin_api import Operators, check_not_captured, status_word
+from octavo_torch.plugin_api import Operators, check_not_captured, dtype_text, status_word
 from octavo_torch_native.arrays.launch import address, submit
 
 define = Operators("octavo_torch_native").define
@@ -18,9 +18,17 @@ ROW_START = 16
 """Words of a plan before row_start[G + 1]: octavo/plan.h, ABI level 2."""
 
 
+_INTEGERS = (torch.int64, torch.int32)
+
+
 def _plan(sizes: Tensor, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    groups, device = sizes.shape[0], like.device
-    checked = sizes.is_cpu
+    device, checked = like.device, sizes.is_cpu
+    if sizes.dtype not in _INTEGERS or sizes.dim() != 1 or not (checked or sizes.device == device):
+        raise ValueError(
+            f"group_sizes is {dtype_text(sizes.dtype)} {list(sizes.shape)} on {sizes.device}; give int32 or int64 "
+            f"[G] on {device} or on the CPU"
+        )
+    groups = sizes.shape[0]
     if checked:
         host = sizes.tolist()
         if sum(host) > rows or min(host, default=0) < 0:

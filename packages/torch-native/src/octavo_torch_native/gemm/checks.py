@@ -82,6 +82,11 @@ class OperandChecks:
         """ValueError for planes, or sizes, that are not what the specs say."""
         check_plane(self.left, pair.left, pair.specs[0].groups, *a)
         check_plane(self.right, pair.right, pair.groups, *b)
+        if a[0].device != b[0].device:
+            raise ValueError(
+                f"{self.left}'s codes are on {a[0].device} and {self.right}'s on {b[0].device}; quantize both on one "
+                "device"
+            )
         if index.groups != pair.groups:
             raise self._misfit(pair.specs[0].shape, pair.specs[1].shape, index.groups)
 

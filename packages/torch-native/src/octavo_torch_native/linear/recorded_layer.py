@@ -14,7 +14,7 @@ from octavo.recipe_base import Gemm
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION, VALUES
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, Bounded, DelayedState, check_not_captured, seed_tensor, status_word
-from octavo_torch_native.arrays.launch import PIECE, aligned, run, workspace
+from octavo_torch_native.arrays.launch import PIECE, address, aligned, run, workspace
 from octavo_torch_native.arrays.operators import ROW_START
 from octavo_torch_native.gemm.launches import gemm_launch_of
 from octavo_torch_native.gemm.spec import gemm_spec, gemm_text
@@ -31,13 +31,14 @@ class Rest(NamedTuple):
 
     recording   for the call's number of rows
     plan        the words of its GroupIndex
-    history     slots of the history in which the amax is recorded; 0: it is not recorded
+    state       the state's scale and history as the forward had them: a caller may have put others there since
+    slots       of the history in which the amax is recorded; 0: it is not recorded
     """
 
     recording: LayerRecording
     plan: Tensor
-    state: DelayedState | None
-    history: int
+    state: tuple[Tensor, Tensor] | None
+    slots: int
     group_offset: int
 
 
@@ -95,15 +96,17 @@ class RecordedLayer:
 
     def takes(self, x: Tensor, w: Tensor, bias: Tensor | None, state: DelayedState | None) -> bool:
         """See octavo_registry.contract.layer.WholeLayer: contiguous arrays that kernels load in whole pieces."""
-        of_x, of_w = x.data_ptr(), w.data_ptr()  # 0: memory that was freed, which composed layers refuse
+        # 0: memory that was freed, which composed layers refuse
+        of_x, of_w, of_bias = x.data_ptr(), w.data_ptr(), PIECE if bias is None else bias.data_ptr()
         return (
             x.shape[0] > 0
             and x.is_contiguous()
             and w.is_contiguous()
             and of_x != 0
             and of_w != 0
-            and not (of_x | of_w) % PIECE
-            and (bias is None or aligned(bias))
+            and of_bias != 0
+            and not (of_x | of_w | of_bias) % PIECE
+            and (bias is None or bias.is_contiguous())
             and (state is None or (state.history.is_contiguous() and state.scale.is_contiguous()))
         )
 
@@ -127,10 +130,11 @@ class RecordedLayer:
         if not sizes.is_contiguous():
             sizes = sizes.contiguous()
         recording = self._recordings.get(rows) or self._new_recording(rows)
-        history = state.history.shape[1] if state is not None and record else 0
+        kept = None if state is None else (state.scale, state.history)
+        slots = 0 if kept is None or not record else kept[1].shape[1]
         offset = group_offset if self._stochastic else 0
         bias_dtype = None if bias is None else bias.dtype
-        recorded = recording.forward(sizes.dtype is _INT64, flagged, bias_dtype, history, offset)
+        recorded = recording.forward(sizes.dtype is _INT64, flagged, bias_dtype, slots, offset)
         plan = torch.empty(recording.plan_words, dtype=_INT64, device=device)
         columns = torch.empty(recording.column_bytes, dtype=_UINT8, device=device) if recording.column_bytes else None
         y = torch.empty((rows, self._sides[0]), dtype=self._y_dtype, device=device)
@@ -145,7 +149,7 @@ class RecordedLayer:
             scratch,
             scratch + recorded.workspace_at,
             0 if random is None else random.data_ptr(),
-            *_state_addresses(state),
+            *_state_addresses(kept),
             sizes.data_ptr(),
             status_word(device).data_ptr() if flagged else 0,
             0 if bias is None else bias.data_ptr(),
@@ -153,7 +157,7 @@ class RecordedLayer:
         ]
         run(recorded.sequence, arrays, x)
         del memory
-        return y, columns, Rest(recording, plan, state, history, offset)
+        return y, columns, Rest(recording, plan, kept, slots, offset)
 
     def backward(
         self,
@@ -166,27 +170,26 @@ class RecordedLayer:
         seed: Tensor | int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """See octavo_registry.contract.layer.WholeLayer."""
-        if not aligned(dy):
-            dy = dy.clone(memory_format=torch.contiguous_format)
+        dy, x, w = _in_pieces(dy), x if x is None else _in_pieces(x), w if w is None else _in_pieces(w)
         device, (n, k, groups) = dy.device, self._sides
         need_dx, need_dw = wanted
-        recording, plan, state, history, offset = rest
-        recorded = recording.backward(need_dx, need_dw, history, offset)
+        recording, plan, state, slots, offset = rest
+        recorded = recording.backward(need_dx, need_dw, slots, offset)
         dx = torch.empty((dy.shape[0], k), dtype=self._dtypes["dgrad"], device=device) if need_dx else None
         dw = torch.empty((groups, n, k), dtype=self._dtypes["wgrad"], device=device) if need_dw else None
         memory, scratch = workspace(recorded.bytes, dy)
         random = seed_tensor(seed, device) if "dy" in self._stochastic else None
         # in the order of their numbers in recording.py; 0: there is none
         arrays = [
-            0 if x is None else x.data_ptr(),
-            0 if w is None else w.data_ptr(),
+            address(x),
+            address(w),
             plan.data_ptr(),
             0 if columns is None else columns.data_ptr(),
             scratch,
             scratch + recorded.workspace_at,
             0 if random is None else random.data_ptr(),
             *_state_addresses(state),
-            dy.data_ptr(),
+            address(dy),
             0 if dx is None else dx.data_ptr(),
             0 if dw is None else dw.data_ptr(),
         ]
@@ -213,6 +216,11 @@ def _layouts(operand: Operand, layouts: tuple[str, str], valued: frozenset[Plane
     return row, column
 
 
-def _state_addresses(state: DelayedState | None) -> tuple[int, int]:
+def _in_pieces(x: Tensor) -> Tensor:
+    """`x`, or a copy that kernels load in whole pieces; a parameter's .data may lie otherwise than in forward."""
+    return x if aligned(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def _state_addresses(state: tuple[Tensor, Tensor] | None) -> tuple[int, int]:
     """The addresses of the encode scales and of the history; 0 without a state."""
-    return (0, 0) if state is None else (state.scale.data_ptr(), state.history.data_ptr())
+    return (0, 0) if state is None else (address(state[0]), address(state[1]))

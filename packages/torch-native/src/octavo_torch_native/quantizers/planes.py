@@ -98,29 +98,38 @@ def geometry(shape: Shape) -> dict[str, int]:
     return {"rows": groups * rows, "cols": cols, "matrix_rows": rows}
 
 
-PlaneSizes = tuple[int, int, torch.dtype]
-"""Elements of a plane's codes, elements of its scales, and the dtype of these. A code has one byte."""
+PlaneSizes = tuple[int, int, torch.dtype, torch.dtype]
+"""Elements of a plane's codes, elements of its scales, and the dtypes of both."""
 
 
 def plane_sizes(spec: GroupedTensorSpec, direction: Direction, name: str) -> PlaneSizes:
     """The sizes that kernels, which get nothing but addresses, expect of a plane in the layout of that name."""
     codes, scales = plane_shapes(spec, direction, name)
-    return prod(codes), prod(scales), SCALE_DTYPE[spec.quantizer.scale_format]
+    return prod(codes), prod(scales), codes_dtype(spec.quantizer), SCALE_DTYPE[spec.quantizer.scale_format]
 
 
 def check_plane(
     of: str, sizes: PlaneSizes, groups: int, codes: Tensor, scale: Tensor | None, factor: Tensor | None
 ) -> None:
     """ValueError for tensors that do not have what the spec of the operand `of` says: kernels would read beyond."""
-    count, scales, dtype = sizes
-    fits = scale is not None and codes.numel() == count and scale.numel() == scales and scale.dtype is dtype
-    if fits and (factor is None or factor.numel() == groups):
+    count, scales, code_dtype, scale_dtype = sizes
+    device = codes.device
+    if (
+        scale is not None
+        and codes.numel() == count
+        and codes.dtype is code_dtype
+        and scale.numel() == scales
+        and scale.dtype is scale_dtype
+        and scale.device == device
+        and (factor is None or (factor.numel() == groups and factor.dtype is torch.float32 and factor.device == device))
+    ):
         return
     given = [
-        "none" if value is None else f"{dtype_text(value.dtype)} {list(value.shape)}"
+        "none" if value is None else f"{dtype_text(value.dtype)} {list(value.shape)} on {value.device}"
         for value in (codes, scale, factor)
     ]
     raise ValueError(
         f"{of} has codes {given[0]}, scales {given[1]} and second-level factors {given[2]}, and its spec says {count} "
-        f"codes, {scales} scales in {dtype_text(dtype)} and {groups} groups; give the tensors that its quantizer made"
+        f"codes in {dtype_text(code_dtype)}, {scales} scales in {dtype_text(scale_dtype)} and {groups} groups, all on "
+        "one device; give the tensors that its quantizer made"
     )

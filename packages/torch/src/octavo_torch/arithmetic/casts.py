@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from octavo.formats import FORMAT_MAX, Format
+from octavo_torch.arrays.dtypes import FP8_DTYPE
 
-FP8_DTYPE: dict[Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 FP8_NAN = 0x7F
 E2M1_NAN = 0x7  # E2M1 has no NaN; a poisoned unit's NaN comes from its scale
 

@@ -11,12 +11,12 @@ from octavo import GroupedTensorSpec, QuantizerSpec, check_group_sizes
 from octavo.health import FIELDS
 from octavo.quantizer import Direction
 from octavo_torch.arithmetic import bias, gemm, mxfp4
-from octavo_torch.arithmetic.casts import FP8_DTYPE
 from octavo_torch.arithmetic.dequantize import dequantize_reference
 from octavo_torch.arithmetic.groups import RowGroups, bounded_sizes
 from octavo_torch.arithmetic.processor import check_subnormals
 from octavo_torch.arithmetic.quantize import OPERAND_NUMBER, Noise, group_amax, quantize_reference
 from octavo_torch.arithmetic.stats import operand_stats
+from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import check_not_captured
 from octavo_torch.compiler.operators import Operators
@@ -131,7 +131,7 @@ def _quantize_fake(x: Tensor, sizes: Tensor | None, quantizer: str, *_: object) 
     layout = layout_of(x, sizes, quantizer)
     spec = layout.quantizer
     payload = torch.uint8 if spec.format == "e2m1" else FP8_DTYPE[spec.format]
-    scale = {"fp32": torch.float32, "e8m0": torch.uint8, "e4m3": torch.float8_e4m3fn}[spec.scale_format]
+    scale = SCALE_DTYPE[spec.scale_format]
     planes = []
     for name in plane_names(spec):
         direction: Direction = "columnwise" if name.startswith("columnwise") else "rowwise"

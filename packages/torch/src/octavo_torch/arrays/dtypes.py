@@ -1,10 +1,10 @@
-"""The high-precision dtypes and their names in requests."""
+"""The high-precision dtypes and their names in requests, and the dtypes of codes and scales."""
 
 from __future__ import annotations
 
 import torch
 
-from octavo.formats import DType
+from octavo.formats import DType, Format, ScaleFormat
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {
     torch.bfloat16: "bfloat16",
@@ -12,6 +12,15 @@ DTYPE_NAMES: dict[torch.dtype, DType] = {
     torch.float32: "float32",
 }
 DTYPES: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+FP8_DTYPE: dict[Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+"""The dtype of FP8 codes; E2M1 codes are uint8."""
+SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
+    "fp32": torch.float32,
+    "e8m0": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
+}
+"""The dtype of decode scales."""
 
 
 ONE_DTYPE = (

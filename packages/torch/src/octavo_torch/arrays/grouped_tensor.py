@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
+from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
+from octavo_torch.arrays.dtypes import name_of as dtype_text
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.compiler.tracing import is_plain, name_of, spec_of
 
@@ -130,11 +132,14 @@ def on_device(tensor: GroupedTensor, device: torch.device, *, copy: bool = False
 
 
 def check_planes(name: str, tensor: GroupedTensor) -> None:
-    """ValueError if a plain plane has another shape than the spec says; only backends know those of other layouts.
+    """ValueError if a plain plane has another shape or dtype than the spec says; only backends know those of other
+    layouts.
 
     For tensors that a caller has put together, or that come from a file, because kernels get bare addresses.
     """
-    for direction in tensor.spec.quantizer.directions:
+    quantizer = tensor.spec.quantizer
+    dtypes = FP8_DTYPE.get(quantizer.format, torch.uint8), SCALE_DTYPE[quantizer.scale_format]
+    for direction in quantizer.directions:
         codes, scale = getattr(tensor, direction), getattr(tensor, f"{direction}_scale")
         if getattr(tensor.spec, f"{direction}_layout") != PLAIN or codes is None or not is_plain(codes):
             continue
@@ -144,6 +149,13 @@ def check_planes(name: str, tensor: GroupedTensor) -> None:
             raise ValueError(
                 f"{name}'s {direction} codes and scales have shapes {given[0]} and {given[1]}, and its spec says "
                 f"{shapes[0]} and {shapes[1]}; give the tensors that its quantizer made"
+            )
+        assert scale is not None  # it has a shape
+        if (codes.dtype, scale.dtype) != dtypes:
+            have, says = (" and ".join(map(dtype_text, pair)) for pair in ((codes.dtype, scale.dtype), dtypes))
+            raise ValueError(
+                f"{name}'s {direction} codes and scales are {have}, and its spec says {says}; view bytes as these, "
+                "and cast nothing"
             )
 
 

@@ -1,7 +1,8 @@
-"""Tensors that a forward saves for its backward, checked where saved-tensor hooks stand between.
+"""Tensors that a forward saves for its backward, checked when the backward reads them.
 
-A hook may give back what it likes. torch's own operations check what they are given; kernels take addresses, and would
-read other memory, or the right memory in the wrong order.
+A saved-tensor hook may give back what it likes, and a parameter whose `.data` is replaced, as by `module.float()`, is
+saved as it is then. torch's own operations check what they are given; kernels take addresses, and would read other
+memory, or the right memory in the wrong order.
 """
 
 from __future__ import annotations
@@ -17,24 +18,32 @@ _ALIGNMENT = 16
 """Bytes that kernels load at once, and at a multiple of which torch's own memory begins."""
 
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_is_compiling = torch.compiler.is_compiling
 _stands_for_another = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def save(ctx: AutogradContext, *tensors: Tensor | None) -> None:
     """ctx.save_for_backward, for `saved_tensors` to read."""
     ctx.save_for_backward(*tensors)
-    ctx.packed = None if _hooks(True) is None else tuple(map(_packed, tensors))
+    ctx.hooked = _hooks(True) is not None
+    if ctx.hooked:
+        ctx.packed = tuple(map(_packed, tensors))
+    elif _is_compiling():
+        ctx.packed = None  # what a compiler traces does not change under it
+    else:
+        ctx.packed = tuple(_packed(each) if each is not None and is_plain(each) else None for each in tensors)
 
 
 def saved_tensors(ctx: AutogradContext) -> tuple[Tensor, ...]:
     """ctx.saved_tensors; those that came through hooks contiguous.
 
-    Raises ValueError where a hook gave back another dtype, shape or device.
+    Raises ValueError for one that has another dtype, shape or device than it had.
     """
-    tensors = ctx.saved_tensors
-    if ctx.packed is None:
+    tensors, packed = ctx.saved_tensors, ctx.packed
+    if packed is None:
         return tensors
-    return tuple(map(_checked, tensors, ctx.packed))  # type: ignore[arg-type]  # torch's type says nothing of None
+    checked = _checked if ctx.hooked else _same
+    return tuple(map(checked, tensors, packed))  # type: ignore[arg-type]  # torch's type says nothing of None
 
 
 def _packed(tensor: Tensor | None) -> Packed | None:
@@ -44,6 +53,18 @@ def _packed(tensor: Tensor | None) -> Packed | None:
 def _told(packed: Packed) -> str:
     dtype, shape, device = packed
     return f"{name_of(dtype)} {list(shape)} on {device}"
+
+
+def _same(tensor: Tensor | None, packed: Packed | None) -> Tensor | None:
+    if tensor is None or packed is None:
+        return tensor
+    now = tensor.dtype, tensor.shape, tensor.device
+    if now == packed:
+        return tensor
+    raise ValueError(
+        f"backward reads a tensor that was {_told(packed)} in forward and is {_told(now)} now; cast or move modules, "
+        "and replace the .data of parameters, after backward"
+    )
 
 
 def _checked(tensor: Tensor | None, packed: Packed | None) -> Tensor | None:

@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 Packed = tuple[torch.dtype, torch.Size, torch.device]
-"""Of a saved tensor that a hook was given."""
+"""Of a tensor, as it was saved."""
 
 
 class AutogradContext(Protocol):
     """The part of a ctx that torch provides. A Function adds what its forward leaves for its backward.
 
-    packed   see octavo_torch.autograd.saved_tensors; None where no hooks are at work
+    packed   see octavo_torch.autograd.saved_tensors; None where nothing is checked
+    hooked   whether saved-tensor hooks were at work
     """
 
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
     packed: tuple[Packed | None, ...] | None
+    hooked: bool
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keeps tensors for backward, each watched for changes in place."""

@@ -84,6 +84,7 @@ def check_state(recipe: Recipe, state: object, like: Tensor, groups: int | None 
         )
     if not isinstance(state, DelayedState):
         raise ValueError(f"state is {brief(state)}; give a DelayedState, DelayedState.create makes one")
+    state.check_tensors()
     needed = like.shape[0] if groups is None else groups
     if state.groups != needed:
         raise ValueError(f"state holds {state.groups} groups and the weight {needed}; give one made for {needed}")

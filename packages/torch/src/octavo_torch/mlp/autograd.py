@@ -98,8 +98,8 @@ class _SavedOperands:
     """The BackwardOperands of a grouped MLP: what its forward has saved, and dy."""
 
     def __init__(self, ctx: MlpContext, dy: Tensor) -> None:
-        self._ctx, self._dy, self._tensors, self._frees = ctx, [dy], saved_tensors(ctx), may_free(dy)
         check_whole(ctx.freed)
+        self._ctx, self._dy, self._tensors, self._frees = ctx, [dy], saved_tensors(ctx), may_free(dy)
         sizes, self._h, self.probs, self.bias2, self.bias2_scales = self._tensors[:5]
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
 

@@ -38,10 +38,10 @@ class KeptOperands:
     """The BackwardOperands of a MoE layer: kept, or computed again from what is kept. dy [T, N] is by token."""
 
     def __init__(self, ctx: MoeContext, dy: Tensor) -> None:
+        check_whole(ctx.freed)
         call = self._call = ctx.call
         self._saved, self._tensors, self._reader = ctx.saved, saved_tensors(ctx), ctx.reader
         self._ctx, self._frees = ctx, may_free(dy)
-        check_whole(ctx.freed)
         # in a list, from which it is popped, so that it is not held until the backward ends
         self._dy = [(lambda: dy) if call.token_exchange is None else call.token_exchange.dispatch_gradient(dy)]
         self._seeds = [seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.seeds, strict=True)]

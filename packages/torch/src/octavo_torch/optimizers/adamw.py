@@ -18,8 +18,8 @@ from octavo_torch.optimizers.group import OPTIONS, Group, check_group, check_pos
 from octavo_torch.optimizers.saved import checked_state_dict
 from octavo_torch.optimizers.state import (
     State,
-    check_own_master,
     check_parameter,
+    check_state,
     load_entry,
     new_state,
     write_unless_there,
@@ -133,7 +133,7 @@ class AdamW(Optimizer):
         self._begin(members)
         for member in members:
             state = self.state[member.parameter]
-            check_own_master(member.name, member.parameter, state, member.group["master_dtype"])
+            check_state(member.name, member.parameter, state, member.group["master_dtype"])
             check_unchanged(member.name, member.parameter, state.get("master"), self._versions())
         scaling = self._grad_scaling(members)
         for group in self.param_groups:

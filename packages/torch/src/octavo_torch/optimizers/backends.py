@@ -48,7 +48,8 @@ def step_for(parameter: Tensor, state: State, gradient_dtype: torch.dtype) -> St
     master = local_of(state.get("master", parameter))
     coded = "exp_avg_tops" in state
     draws = coded or master.dtype is not torch.float32
-    if not (is_plain(master) and master.is_contiguous()) or (draws and first_row_of(parameter) is None):
+    read = (local_of(tensor) for tensor in (master, *state.values()))
+    if not all(is_plain(part) and part.is_contiguous() for part in read) or (draws and first_row_of(parameter) is None):
         return None
     weight = parameter if isinstance(parameter, CodedWeight) and _may_write(parameter) else None
     bits, graph_safe = _BLOCKS if coded else 32, wants_graph(master)

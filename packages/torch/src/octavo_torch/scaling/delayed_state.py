@@ -66,13 +66,8 @@ class DelayedState:
     __slots__ = ("history", "recipe", "scale")
 
     def __init__(self, recipe: DelayedScaling, history: Tensor, scale: Tensor) -> None:
-        slots, groups = history.shape[1], history.shape[2]
-        if slots != recipe.history or tuple(scale.shape) != (3, groups) or history.shape[0] != 3:
-            raise ValueError(
-                f"history has shape {list(history.shape)} and scale {list(scale.shape)}; "
-                f"give [3, {recipe.history}, G] and [3, G]"
-            )
         self.recipe, self.history, self.scale = recipe, history, scale
+        self.check_tensors()
 
     @classmethod
     def create(
@@ -97,6 +92,23 @@ class DelayedState:
         """Number of groups."""
         return int(self.scale.shape[1])
 
+    def check_tensors(self) -> None:
+        """ValueError unless the two tensors, which a caller may have replaced, are fp32 of the shapes above and on one
+        device: kernels get nothing but their addresses."""
+        history, scale = self.history, self.scale
+        if (
+            history.dtype is scale.dtype is torch.float32
+            and scale.dim() == 2
+            and history.shape == (3, self.recipe.history, scale.shape[1])
+            and scale.shape[0] == 3
+            and history.device == scale.device
+        ):
+            return
+        raise ValueError(
+            f"history is {brief(history)} on {history.device} and scale {brief(scale)} on {scale.device}; give "
+            f"[3, {self.recipe.history}, G] and [3, G], both in float32, whatever a model is cast to, and on one device"
+        )
+
     def encode_scale(self, operand: Operand) -> Tensor:
         """The encode scales of `operand`, [G]."""
         return self.scale[OPERANDS.index(operand)]
@@ -114,6 +126,7 @@ class DelayedState:
 
         process_group   reduce amax over its ranks first (MAX); every rank must call, including ranks without tokens
         """
+        self.check_tensors()
         reduced = None
         if process_group is not None:
             reduced = self.history[:, 0].clone()

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Direction
-from octavo_torch.arithmetic.casts import FP8_DTYPE, INF_BITS, bits_of
+from octavo_torch.arithmetic.casts import INF_BITS, bits_of
+from octavo_torch.arrays.dtypes import FP8_DTYPE
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.checkpoint.formats.blocks import Blocks, as_bytes
 from octavo_torch.distributed.fsdp.planes import from_planes, plane_names, plane_shape

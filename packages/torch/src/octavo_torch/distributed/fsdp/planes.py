@@ -9,16 +9,9 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from octavo import GroupedTensorSpec, QuantizerSpec
-from octavo.formats import ScaleFormat
-from octavo_torch.arithmetic.casts import FP8_DTYPE
+from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.quantizers.arguments import direction_name
-
-_SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
-    "fp32": torch.float32,
-    "e8m0": torch.uint8,
-    "e4m3": torch.float8_e4m3fn,
-}
 
 
 def from_planes(spec: GroupedTensorSpec, planes: Mapping[str, Tensor | None]) -> GroupedTensor:
@@ -46,7 +39,7 @@ def plane_shape(spec: GroupedTensorSpec, plane: str) -> tuple[tuple[int, ...], t
     if part == "global":
         return (spec.groups,), torch.float32
     if part == "scale":
-        return spec.scale_shape(direction_name(direction)), _SCALE_DTYPE[spec.quantizer.scale_format]
+        return spec.scale_shape(direction_name(direction)), SCALE_DTYPE[spec.quantizer.scale_format]
     return spec.payload_shape(direction_name(direction)), FP8_DTYPE.get(spec.quantizer.format, torch.uint8)
 
 

@@ -47,6 +47,7 @@ class Routing:
 
         Differentiable. `backend` as in `permute`. Raises ValueError for weights that do not fit.
         """
+        _check_routing(self)
         check_weights(weights, self.position)
         return _weights_as_rows(weights, self.order, self.position, self.routed, **_named(backend))
 
@@ -176,12 +177,33 @@ def _check_tokens(x: object, expert_index: object, num_groups: object) -> None:
 def _check_rows(rows: object, routing: object) -> None:
     if not isinstance(routing, Routing):
         raise ValueError(f"routing is a {type(routing).__name__}; give what permute returned")
+    _check_routing(routing)
     needed = routing.order.shape[0]
     if not isinstance(rows, Tensor) or rows.dim() != 2 or rows.dtype not in DTYPE_NAMES or rows.shape[0] != needed:
         raise ValueError(f"rows is {brief(rows)}; give [{needed}, N] in bfloat16, float16 or float32")
     check_layout("rows", rows)
     if rows.device != routing.order.device:
         raise on_another_device("rows", rows.device, "routing", routing.order.device)
+
+
+def _check_routing(routing: Routing) -> None:
+    """ValueError for tensors that a caller has put together and that kernels, which get addresses, would misread."""
+    order, position, routed = routing.order, routing.position, routing.routed
+    if (
+        order.dtype is position.dtype is torch.int64
+        and routed.dtype is torch.bool
+        and position.dim() == 2
+        and routed.shape == position.shape
+        and order.shape == (position.numel(),)
+        and order.device == position.device == routed.device
+    ):
+        return
+    parts = {"order": order, "position": position, "routed": routed}
+    given = [f"{name} is {brief(part)} on {part.device}" for name, part in parts.items()]
+    raise ValueError(
+        f"routing's {', '.join(given)}; give what permute returned: int64 [T k], int64 [T, k] and bool [T, k], on one "
+        "device"
+    )
 
 
 _FIELDS = tuple(field.name for field in fields(Routing))
