@@ -1,14 +1,15 @@
 """Tensors that a forward saves for its backward, checked when the backward reads them.
 
-A saved-tensor hook may give back what it likes, and a parameter whose `.data` is replaced, as by `module.float()`, is
-saved as it is then. torch's own operations check what they are given; kernels take addresses, and would read other
-memory, or the right memory in the wrong order.
+A saved-tensor hook may give back what it likes. A parameter is saved as itself: where its `.data` is replaced, as by
+`module.float()`, backward reads the new one. torch's own operations check what they are given; kernels take addresses,
+and would read other memory, or the right memory in the wrong order.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.compiler.autograd_context import AutogradContext, Packed
@@ -25,13 +26,11 @@ _stands_for_another = torch._C._functorch.is_functorch_wrapped_tensor
 def save(ctx: AutogradContext, *tensors: Tensor | None) -> None:
     """ctx.save_for_backward, for `saved_tensors` to read."""
     ctx.save_for_backward(*tensors)
-    ctx.hooked = _hooks(True) is not None
+    ctx.hooked, ctx.packed = _hooks(True) is not None, None
     if ctx.hooked:
         ctx.packed = tuple(map(_packed, tensors))
-    elif _is_compiling():
-        ctx.packed = None  # what a compiler traces does not change under it
-    else:
-        ctx.packed = tuple(_packed(each) if each is not None and is_plain(each) else None for each in tensors)
+    elif Parameter in map(type, tensors) and not _is_compiling():  # what a compiler traces does not change under it
+        ctx.packed = tuple([_packed(each) if type(each) is Parameter else None for each in tensors])
 
 
 def saved_tensors(ctx: AutogradContext) -> tuple[Tensor, ...]:
@@ -42,8 +41,13 @@ def saved_tensors(ctx: AutogradContext) -> tuple[Tensor, ...]:
     tensors, packed = ctx.saved_tensors, ctx.packed
     if packed is None:
         return tensors
-    checked = _checked if ctx.hooked else _same
-    return tuple(map(checked, tensors, packed))  # type: ignore[arg-type]  # torch's type says nothing of None
+    if ctx.hooked:
+        return tuple(map(_checked, tensors, packed))  # type: ignore[arg-type]  # torch's type says nothing of None
+    # in line: a layer may take tens of microseconds, of which each call of a Python function is a noticeable part
+    for tensor, saved in zip(tensors, packed, strict=True):
+        if saved is not None and saved != (tensor.dtype, tensor.shape, tensor.device):
+            raise _changed(tensor, saved)
+    return tensors
 
 
 def _packed(tensor: Tensor | None) -> Packed | None:
@@ -55,14 +59,10 @@ def _told(packed: Packed) -> str:
     return f"{name_of(dtype)} {list(shape)} on {device}"
 
 
-def _same(tensor: Tensor | None, packed: Packed | None) -> Tensor | None:
-    if tensor is None or packed is None:
-        return tensor
+def _changed(tensor: Tensor, saved: Packed) -> ValueError:
     now = tensor.dtype, tensor.shape, tensor.device
-    if now == packed:
-        return tensor
-    raise ValueError(
-        f"backward reads a tensor that was {_told(packed)} in forward and is {_told(now)} now; cast or move modules, "
+    return ValueError(
+        f"backward reads a tensor that was {_told(saved)} in forward and is {_told(now)} now; cast or move modules, "
         "and replace the .data of parameters, after backward"
     )
 

@@ -20,7 +20,7 @@ from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.device import arch_of
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.memo import Memo
-from octavo_torch.optimizers.gradients import local_of
+from octavo_torch.optimizers.gradients import local_of, unwrapped
 from octavo_torch.optimizers.state import State, write_parameter
 
 _BLOCKS = 8
@@ -48,7 +48,7 @@ def step_for(parameter: Tensor, state: State, gradient_dtype: torch.dtype) -> St
     master = local_of(state.get("master", parameter))
     coded = "exp_avg_tops" in state
     draws = coded or master.dtype is not torch.float32
-    read = (local_of(tensor) for tensor in (master, *state.values()))
+    read = map(unwrapped, (master, *state.values()))
     if not all(is_plain(part) and part.is_contiguous() for part in read) or (draws and first_row_of(parameter) is None):
         return None
     weight = parameter if isinstance(parameter, CodedWeight) and _may_write(parameter) else None

@@ -9,17 +9,23 @@ from torch.distributed.tensor import DTensor
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.zero_gradient import ZeroGradient
+from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.distributed.fsdp.shard import WeightShard
 from octavo_torch.wgrad.main_grad import ZEROS_BESIDE, buffer_shapes
 
 
-def local_of(tensor: Tensor) -> Tensor:
-    """This rank's values, an ordinary tensor over the same memory."""
+def unwrapped(tensor: Tensor) -> Tensor:
+    """What a DTensor, or a shard of a weight, has on this rank; any other tensor itself."""
+    if is_plain(tensor):
+        return tensor
     if isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
-    if isinstance(tensor, WeightShard):
-        tensor = tensor.wrapped
-    return tensor.detach()
+    return tensor.wrapped if isinstance(tensor, WeightShard) else tensor
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """This rank's values, an ordinary tensor over the same memory."""
+    return unwrapped(tensor).detach()
 
 
 def has_main_grad(parameter: Tensor) -> bool:

@@ -19,11 +19,18 @@ from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.linear.coded_weight import CodedWeight, values_of
 from octavo_torch.optimizers.block_state import LARGEST_TOP, NOT_FINITE, tops_shape
-from octavo_torch.optimizers.gradients import local_of
+from octavo_torch.optimizers.gradients import local_of, unwrapped
 
 State = dict[str, Tensor]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_FP32, _INT32 = (torch.float32,), (torch.int32,)
+_DTYPES = {"step": _FP32, "master": (torch.float32, torch.bfloat16)} | dict.fromkeys(MOMENTS, _FP32)
+"""What the tensors of a state may be."""
+
+_DTYPES_OF_CODES = (
+    _DTYPES | dict.fromkeys(MOMENTS, (torch.uint8,)) | dict.fromkeys([f"{name}_tops" for name in MOMENTS], _INT32)
+)
 _MOST_STEPS = 1 << 24  # beyond, fp32 does not count
 
 
@@ -55,32 +62,23 @@ def check_parameter(name: str, parameter: Tensor, master_dtype: torch.dtype, sta
 def check_state(name: str, parameter: Tensor, state: State, master_dtype: torch.dtype) -> None:
     """Raises ValueError for a parameter that was its own master, and was cast to a dtype that needs one since; and for
     states, or a parameter, that were cast, moved or given another shape, because kernels get addresses alone."""
-    values = local_of(parameter)
+    values, dtypes = unwrapped(parameter), _DTYPES_OF_CODES if "exp_avg_tops" in state else _DTYPES
+    shape, device = values.shape, values.device
     for key, tensor in state.items():
-        part = local_of(tensor)
-        shape = () if key == "step" else tops_shape(values.shape) if key.endswith("_tops") else values.shape
-        dtypes = _dtypes_of(key, f"{key}_tops" in state)
-        if part.dtype not in dtypes or part.shape != shape or (key != "step" and part.device != values.device):
-            needed = " or ".join(map(name_of, dtypes))
+        part = unwrapped(tensor)
+        needed = () if key == "step" else tops_shape(shape) if key.endswith("_tops") else shape
+        if part.dtype not in dtypes[key] or part.shape != needed or (key != "step" and part.device != device):
+            given = " or ".join(map(name_of, dtypes[key]))
             raise ValueError(
-                f"the state's {key} of {name} is {brief(part)} on {part.device}, and the parameter "
-                f"{list(values.shape)} on {values.device} needs {needed} {list(shape)}; bring back what was cast or "
-                "moved before a step, or create the optimizer when the parameters have their shape and device"
+                f"the state's {key} of {name} is {brief(part)} on {part.device}, and the parameter {list(shape)} on "
+                f"{device} needs {given} {list(needed)}; bring back what was cast or moved before a step, or create "
+                "the optimizer when the parameters have their shape and device"
             )
     if "master" not in state and parameter.dtype is not torch.float32 and parameter.dtype is not master_dtype:
         raise ValueError(
             f"{name} was cast to {name_of(parameter.dtype)} after this optimizer was created, so it has no master in "
             f"{name_of(master_dtype)}; cast the model first, and create the optimizer then"
         )
-
-
-def _dtypes_of(key: str, has_tops: bool) -> tuple[torch.dtype, ...]:
-    """The dtypes that the tensor of this name in a state may have."""
-    if key == "master":
-        return torch.float32, torch.bfloat16
-    if key.endswith("_tops"):
-        return (torch.int32,)
-    return (torch.uint8,) if has_tops else (torch.float32,)
 
 
 def new_state(parameter: Tensor, master_dtype: torch.dtype, state_bits: int, capturable: bool) -> State:
