@@ -4,6 +4,7 @@ Arrays
     `GroupedTensor`     what a quantizer returns and a GEMM reads: codes and scales as a pytree
     `Extras`, `BoundFused`   the further results of a fused quantizer, and the answer to a request for one
     `one_group`         the group sizes of a matrix that is one group
+    `PAYLOAD_DTYPE`, `SCALE_DTYPE`   the dtypes of codes and of decode scales, by their formats
 Arguments, each refused with its name
     `dtype_name`        Octavo's name of a dtype; ValueError for one that no operand may have
     `check_input`, `check_float`, `check_array`, `check_sizes`, `check_out`   arrays, by rank or shape and by dtype
@@ -28,6 +29,7 @@ with a line in the changelog.
 
 from __future__ import annotations
 
+from octavo_jax.arithmetic.casts import PAYLOAD_DTYPE, SCALE_DTYPE
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.operands import (
@@ -50,6 +52,8 @@ from octavo_jax.functions.norms import check_norm
 from octavo_jax.scaling.seeds import random_key, seed_words
 
 __all__ = [
+    "PAYLOAD_DTYPE",
+    "SCALE_DTYPE",
     "BoundFused",
     "Extras",
     "GroupedTensor",

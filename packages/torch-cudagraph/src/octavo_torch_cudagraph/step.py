@@ -70,7 +70,7 @@ def graphed_step(
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [value for _, value in _named_states(optimizer)]
 
 
 def _held(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from jax import Array
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_jax.plugin_api import GroupedTensor
+from octavo_jax.plugin_api import PAYLOAD_DTYPE, SCALE_DTYPE, GroupedTensor
 from octavo_native import layouts
 
 _Plane = tuple[Array | None, Array | None, Array | None]
@@ -24,9 +24,6 @@ PREFIX: dict[Direction, str] = {"rowwise": "row", "columnwise": "col"}
 
 NATIVE: dict[Direction, str] = {"rowwise": layouts.NATIVE_ROWS, "columnwise": layouts.NATIVE_COLUMNS}
 """The layout of each direction that the Hopper kernels read."""
-
-_CODES: dict[str, Any] = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "e2m1": jnp.uint8}
-_SCALES: dict[str, Any] = {"fp32": jnp.float32, "e8m0": jnp.uint8, "e4m3": jnp.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,8 @@ def plane_results(
         "hadamard": spec.hadamard,
     }
     arrays = {
-        f"{prefix}_codes": result_array(layouts.codes_shape(**how), _CODES[spec.format]),
-        f"{prefix}_scales": result_array(layouts.scales_shape(**how), _SCALES[spec.scale_format]),
+        f"{prefix}_codes": result_array(layouts.codes_shape(**how), PAYLOAD_DTYPE[spec.format]),
+        f"{prefix}_scales": result_array(layouts.scales_shape(**how), SCALE_DTYPE[spec.scale_format]),
     }
     if spec.scaling == "nvfp4":
         arrays[f"{prefix}_global"] = result_array((extent.groups,), jnp.float32)

@@ -9,14 +9,11 @@ from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
-from octavo_jax.plugin_api import GroupedTensor, check_array
+from octavo_jax.plugin_api import PAYLOAD_DTYPE, SCALE_DTYPE, GroupedTensor, check_array
 from octavo_jax_triton.launch.arguments import Made
 from octavo_triton.layouts import TURNED, output_names, turned_shape, with_shared
 
 Plane = tuple[Array, Array, Array | None]
-
-CODES: dict[str, Any] = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "e2m1": jnp.uint8}
-SCALES: dict[str, Any] = {"fp32": jnp.float32, "e8m0": jnp.uint8, "e4m3": jnp.float8_e4m3fn}
 
 
 def results_of(layout: GroupedTensorSpec) -> dict[str, Made]:
@@ -30,9 +27,9 @@ def _made(layout: GroupedTensorSpec, name: str) -> Made:
     if name.endswith("_global"):
         return Made(name, (layout.groups,), jnp.float32)
     if name.endswith("_scale"):
-        return Made(name, layout.scale_shape(direction), SCALES[spec.scale_format])
+        return Made(name, layout.scale_shape(direction), SCALE_DTYPE[spec.scale_format])
     turned = direction == "columnwise" and layout.columnwise_layout == TURNED
-    return Made(name, turned_shape(layout) if turned else layout.payload_shape(direction), CODES[spec.format])
+    return Made(name, turned_shape(layout) if turned else layout.payload_shape(direction), PAYLOAD_DTYPE[spec.format])
 
 
 def assembled(layout: GroupedTensorSpec, group_sizes: Array | None, made: dict[str, Array]) -> GroupedTensor:

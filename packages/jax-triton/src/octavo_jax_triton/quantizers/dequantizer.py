@@ -13,8 +13,8 @@ from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import HADAMARD_SIZE, Direction
-from octavo_jax.plugin_api import GroupedTensor, check_groups
-from octavo_jax_triton.arrays.planes import CODES, Plane, checked_plane
+from octavo_jax.plugin_api import PAYLOAD_DTYPE, GroupedTensor, check_groups
+from octavo_jax_triton.arrays.planes import Plane, checked_plane
 from octavo_jax_triton.arrays.table import row_table, sizes_of
 from octavo_jax_triton.launch.arguments import Made, Target, even
 from octavo_jax_triton.launch.start import start
@@ -88,7 +88,7 @@ def _turn(codes: Array, group_sizes: Array | None, spec: GroupedTensorSpec, colu
     table = None if group_sizes is None else row_table(group_sizes, rows, target)
     panels = spec.groups * tiles(rows) if table is None else panels_of(rows, spec.groups)
     shape = turned_shape(spec) if columnwise == TURNED else spec.payload_shape("columnwise")
-    made = Made("codes", shape, CODES[spec.quantizer.format])
+    made = Made("codes", shape, PAYLOAD_DTYPE[spec.quantizer.format])
     arguments = (codes, table, made, columns, spec.groups, panels, 0 if table is not None else rows)
     how = {"BACK": columnwise != TURNED, "STACKED": table is None, "EVEN": even(columns)}
     return start(turn_codes, (panels, tiles(columns)), arguments, target, **how)["codes"]

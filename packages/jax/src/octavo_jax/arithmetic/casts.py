@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from octavo.formats import Format
+from octavo.formats import Format, ScaleFormat
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.elements import clip, elements, elementwise, maximum, minimum, plain, where
 
@@ -28,6 +28,7 @@ class _Fp8(NamedTuple):
 _FP8: dict[Format, _Fp8] = {"e4m3": _Fp8(3, 7, 0x7E), "e5m2": _Fp8(2, 15, 0x7B)}
 
 PAYLOAD_DTYPE: dict[Format, DTypeLike] = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "e2m1": jnp.uint8}
+SCALE_DTYPE: dict[ScaleFormat, DTypeLike] = {"fp32": jnp.float32, "e8m0": jnp.uint8, "e4m3": jnp.float8_e4m3fn}
 """What a payload of each format is stored in; E2M1 has one code per byte, in the low nibble."""
 
 NAN_CODE: dict[Format, int] = {"e4m3": 0x7F, "e5m2": 0x7F, "e2m1": 0x7}

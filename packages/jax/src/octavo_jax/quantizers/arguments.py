@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
 
 from octavo import QuantizerSpec
 from octavo.errors import one_of
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
-from octavo_jax.arithmetic.casts import PAYLOAD_DTYPE
+from octavo_jax.arithmetic.casts import PAYLOAD_DTYPE, SCALE_DTYPE
 from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.operands import check_array, check_groups
@@ -23,7 +22,6 @@ from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
 from octavo_jax.scaling.seeds import seed_words
 
 _MAX_GROUP = 1 << 32
-_SCALE_DTYPE: dict[str, DTypeLike] = {"fp32": jnp.float32, "e8m0": jnp.uint8, "e4m3": jnp.float8_e4m3fn}
 
 
 def sizes_of(x: Array, group_sizes: GroupSizes | None) -> Array | None:
@@ -51,7 +49,7 @@ def check_plane(q: GroupedTensor, direction: Direction) -> None:
         return
     quantizer = spec.quantizer
     check_array(codes, direction, spec.payload_shape(direction), PAYLOAD_DTYPE[quantizer.format])
-    check_array(scale, f"{direction}_scale", spec.scale_shape(direction), _SCALE_DTYPE[quantizer.scale_format])
+    check_array(scale, f"{direction}_scale", spec.scale_shape(direction), SCALE_DTYPE[quantizer.scale_format])
     if quantizer.scaling == "nvfp4":
         check_array(second, f"{direction}_global", (spec.groups,), jnp.float32)
 

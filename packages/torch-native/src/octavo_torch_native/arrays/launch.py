@@ -64,15 +64,10 @@ def aligned_rows(x: Tensor) -> tuple[Tensor, int]:
     return rows, stride
 
 
-def aligned_vector(x: Tensor) -> Tensor:
-    """`x` [K], or a copy, that is contiguous and starts at a multiple of 16 bytes, as kernels that read pieces need."""
+def in_pieces(x: Tensor) -> Tensor:
+    """`x`, or a copy, that is contiguous and starts at a multiple of 16 bytes, as kernels that read pieces need."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % PIECE else x
-
-
-def aligned(x: Tensor) -> bool:
-    """True for contiguous memory that starts at a multiple of the 16 bytes which kernels load at once."""
-    return x.is_contiguous() and not x.data_ptr() % PIECE
 
 
 def writable_strides(out: Tensor) -> tuple[int, int] | None:

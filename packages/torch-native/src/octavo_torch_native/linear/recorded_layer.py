@@ -14,7 +14,7 @@ from octavo.recipe_base import Gemm
 from octavo_native.layouts import LAYOUTS_OF_DIRECTION, VALUES
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest
 from octavo_torch.plugin_api import DTYPES, Bounded, DelayedState, check_not_captured, seed_tensor, status_word
-from octavo_torch_native.arrays.launch import PIECE, address, aligned, run, workspace
+from octavo_torch_native.arrays.launch import PIECE, address, in_pieces, run, workspace
 from octavo_torch_native.arrays.operators import ROW_START
 from octavo_torch_native.gemm.launches import gemm_launch_of
 from octavo_torch_native.gemm.spec import gemm_spec, gemm_text
@@ -170,7 +170,8 @@ class RecordedLayer:
         seed: Tensor | int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """See octavo_registry.contract.layer.WholeLayer."""
-        dy, x, w = _in_pieces(dy), x if x is None else _in_pieces(x), w if w is None else _in_pieces(w)
+        # a parameter's .data may lie otherwise than in forward
+        dy, x, w = in_pieces(dy), None if x is None else in_pieces(x), None if w is None else in_pieces(w)
         device, (n, k, groups) = dy.device, self._sides
         need_dx, need_dw = wanted
         recording, plan, state, slots, offset = rest
@@ -214,11 +215,6 @@ def _layouts(operand: Operand, layouts: tuple[str, str], valued: frozenset[Plane
         for direction, layout in zip(LAYOUTS_OF_DIRECTION, layouts, strict=True)
     )
     return row, column
-
-
-def _in_pieces(x: Tensor) -> Tensor:
-    """`x`, or a copy that kernels load in whole pieces; a parameter's .data may lie otherwise than in forward."""
-    return x if aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def _state_addresses(state: tuple[Tensor, Tensor] | None) -> tuple[int, int]:

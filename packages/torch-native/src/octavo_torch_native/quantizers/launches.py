@@ -15,13 +15,12 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_native import GATED, InputArgs, PlaneArgs, PrologueArgs
 from octavo_native.layouts import VALUES, values_shape
-from octavo_torch.plugin_api import Bounded, GroupedTensor, is_plain
-from octavo_torch_native.arrays.launch import address, aligned_rows, aligned_vector, as_rows, submit, workspace
+from octavo_torch.plugin_api import SCALE_DTYPE, Bounded, GroupedTensor, is_plain
+from octavo_torch_native.arrays.launch import address, aligned_rows, as_rows, in_pieces, submit, workspace
 from octavo_torch_native.quantizers.inputs import QuantizeInputs
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     PREFIX,
-    SCALE_DTYPE,
     Shape,
     codes_dtype,
     geometry,
@@ -235,7 +234,7 @@ class QuantizeLaunch:
                 probs = probs.contiguous()
                 prologue["probs"] = address(probs)
             if gamma is not None:
-                gamma, beta = aligned_vector(gamma), None if beta is None else aligned_vector(beta)
+                gamma, beta = in_pieces(gamma), None if beta is None else in_pieces(beta)
                 prologue["gamma"], prologue["beta"] = address(gamma), address(beta)
             for name in _PROLOGUE_OUTPUTS:
                 prologue[name] = extras.pop(name, 0)

@@ -9,14 +9,13 @@ from torch import Tensor
 
 import octavo_native
 from octavo.quantizer import Direction
-from octavo_torch.plugin_api import plain_layout
+from octavo_torch.plugin_api import SCALE_DTYPE, plain_layout
 from octavo_torch_native.arrays.launch import address, submit
 from octavo_torch_native.arrays.operators import define
 from octavo_torch_native.quantizers.inputs import QuantizeInputs
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
-    SCALE_DTYPE,
     Shape,
     codes_dtype,
     geometry,

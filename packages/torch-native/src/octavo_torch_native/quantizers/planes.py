@@ -11,22 +11,15 @@ from torch import Tensor
 
 import octavo_native
 from octavo import GroupedTensorSpec, QuantizerSpec
-from octavo.formats import ScaleFormat
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo_native import layouts as native_layouts
-from octavo_torch.plugin_api import DTYPE_NAMES, FP8_DTYPE, dtype_text, quantizer_from
+from octavo_torch.plugin_api import DTYPE_NAMES, FP8_DTYPE, SCALE_DTYPE, dtype_text, quantizer_from
 
 Shape = tuple[int, ...]
 
 DTYPE_NUMBERS: dict[torch.dtype, int] = {dtype: octavo_native.DTYPES[name] for dtype, name in DTYPE_NAMES.items()}
 """octavo_native's number of each high-precision dtype."""
-SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
-    "fp32": torch.float32,
-    "e8m0": torch.uint8,
-    "e4m3": torch.float8_e4m3fn,
-}
-"""The dtype of decode scales in each format."""
 PREFIX: dict[Direction, str] = {"rowwise": "row", "columnwise": "col"}
 """How octavo_native's names of a plane's arrays begin."""
 

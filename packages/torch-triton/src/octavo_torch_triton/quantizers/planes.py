@@ -9,18 +9,10 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec
-from octavo.formats import ScaleFormat
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_torch.plugin_api import FP8_DTYPE, GroupedTensor, plain_layout
+from octavo_torch.plugin_api import FP8_DTYPE, SCALE_DTYPE, GroupedTensor, plain_layout
 from octavo_triton.layouts import TURNED, output_names, turned_layout, turned_shape, with_shared
-
-SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
-    "fp32": torch.float32,
-    "e8m0": torch.uint8,
-    "e4m3": torch.float8_e4m3fn,
-}
-"""The dtype of decode scales in each format."""
 
 Outputs = list[tuple[tuple[int, ...], torch.dtype]]
 
