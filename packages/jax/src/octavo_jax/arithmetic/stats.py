@@ -20,6 +20,7 @@ from octavo_jax.arithmetic.hadamard import transform
 from octavo_jax.arithmetic.mxfp4 import rounded_bits
 from octavo_jax.arithmetic.quantize import OPERAND_NUMBER, WHOLE, Random, Span, group_amax, quantize_plane
 from octavo_jax.arithmetic.rows import RaggedRows, Rows, StackedRows
+from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 
 
@@ -67,7 +68,7 @@ def operand_stats(
         real = every.valid if isinstance(every, RaggedRows) else jnp.ones(x.shape[:2], bool)
         sample = Sample(x, sizes, real, WHOLE)
     columns = sample.x.shape[-1]
-    source = _rows(fp32.as_float(fp32.widened(sample.x)))
+    source = _rows(in_fp32(sample.x))
     real = sample.real.reshape(-1)
     group = _group_of_rows(sample, every.groups)
 
