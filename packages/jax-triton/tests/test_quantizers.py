@@ -39,6 +39,20 @@ def _quantize(spec: QuantizerSpec, columnwise: str, target: Target, x: Any, size
     return bind_quantize(spec, columnwise, target)(jnp.asarray(x), jnp.asarray(sizes), scale=scale, **more)
 
 
+@pytest.mark.parametrize("name", ["delayed", "current", "row"])
+@pytest.mark.parametrize("shape", [(0, 48), (2, 48, 0)], ids=str)
+def test_an_operand_without_elements_has_scales(name: str, shape: tuple[int, ...], device: str) -> None:
+    """No program has a tile, and the scales, which a product may read, are written all the same."""
+    sizes = None if len(shape) == 3 else np.array([0, shape[0]], np.int32)
+    scale = np.array([0.5, 2.0], np.float32) if name == "delayed" else None
+    expected = octavo_numerics.quantize(np.zeros(shape, np.float32), SPECS[name], sizes, scale=scale)
+    of_groups, given = (None if array is None else jnp.asarray(array) for array in (sizes, scale))
+    quantize = bind_quantize(SPECS[name], "turned", target_of(device))
+    q = quantize(jnp.zeros(shape), of_groups, scale=given)
+    for plane in ("rowwise_scale", "columnwise_scale"):
+        np.testing.assert_array_equal(np.asarray(getattr(q, plane)), getattr(expected, plane), plane)
+
+
 @pytest.mark.parametrize("name", list(SPECS))
 def test_turned_codes_are_the_plain_ones(name: str, rng: np.random.Generator, device: str) -> None:
     """Quantized into panels or turned afterwards and back: the same bits, and zeros where a panel has no row."""

@@ -67,6 +67,29 @@ def test_tiles_decide_no_bit(
         np.testing.assert_array_equal(got.ravel(), np.ascontiguousarray(plane).view(np.uint8).ravel(), name)
 
 
+@pytest.mark.parametrize("scaling", ["delayed", "current", "row"])
+@pytest.mark.parametrize("shape", [(0, 48), (48, 0), (2, 0, 48), (2, 48, 0)], ids=str)
+def test_an_operand_without_elements_has_scales(
+    scaling: str, shape: tuple[int, ...], device: str, backend: str
+) -> None:
+    """No program has a tile, and the scales, which a product may read, are written all the same."""
+    spec = octavo.QuantizerSpec(scaling=scaling, format="e4m3", orientation="both")
+    sizes = None if len(shape) == 3 else np.array([0, shape[0]])
+    scale = np.array([0.5, 2.0], np.float32) if scaling == "delayed" else None
+    expected = octavo_numerics.quantize(np.zeros(shape, np.float32), spec, sizes, scale=scale)
+    given = None if scale is None else torch.from_numpy(scale).to(device)
+    of_groups = None if sizes is None else torch.from_numpy(sizes)
+    for layout in ("plain", "turned"):
+        # what a kernel leaves out is what this memory held before
+        poison = [torch.full((1 << size,), float("nan"), device=device) for size in range(8)]
+        del poison
+        x = torch.zeros(shape, device=device)
+        q = octavo_torch.quantize(x, spec, of_groups, scale=given, layouts=("plain", layout), backend=backend)
+        for direction in DIRECTIONS:
+            got, wanted = q.plane(direction)[1], getattr(expected, f"{direction}_scale")
+            np.testing.assert_array_equal(got.cpu().numpy(), wanted, f"{layout} {direction}")
+
+
 def test_rows_past_the_sum_have_no_value(rng: np.random.Generator, device: str, backend: str) -> None:
     """They are zero when codes are made values again, whatever bytes stand there, and the other rows are those of the
     definition."""

@@ -44,6 +44,11 @@ def index_programs(rows: int, groups: int) -> tuple[int, int, int]:
     return tiles(panels, chunk), padded, chunk
 
 
+def share_of(units: int, programs: int) -> int:
+    """How many of `units` each program has, a power of two."""
+    return 1 << (max(1, tiles(units, programs)) - 1).bit_length()
+
+
 def output_names(layout: GroupedTensorSpec) -> list[str]:
     """The planes in the order in which a quantizer returns them; what both directions share is made once."""
     spec = layout.quantizer

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo_jax_triton.arrays.planes import results_of
-from octavo_jax_triton.launch.arguments import Made
 from octavo_jax_triton.launch.start import start
 from octavo_jax_triton.quantizers.rows import Rows
 from octavo_triton.kernels.quantizers.blocks import quantize_blocks
 from octavo_triton.kernels.quantizers.nvfp4 import nvfp4_factors, quantize_nvfp4
-from octavo_triton.kernels.quantizers.units import quantize_units, unit_scales
-from octavo_triton.layouts import TURNED, pattern, tiles
+from octavo_triton.kernels.quantizers.units import quantize_units
+from octavo_triton.layouts import TURNED, pattern, share_of
 from octavo_triton.quantizer_tiles import blocks_tile, codes_tile, nvfp4_tile
 
 OPERANDS = {"x": 0, "w": 1, "dy": 2}
 """Their numbers in the counters of random bits."""
-_SIZE = 1024
 
 
 def planes_of(
@@ -87,24 +84,21 @@ def _units(layout: GroupedTensorSpec, rows: Rows, scale: Array | None) -> dict[s
     """Delayed scaling from `scale`, fp32 [G]; current and row scaling from amaxes."""
     spec, made = layout.quantizer, results_of(layout)
     rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
-    epsilon, amaxes = pattern(spec.amax_epsilon), _amaxes_of_units(spec, rows) if scale is None else {}
-    scales: dict[str, Array] = {}
-    for direction, unit in (("rowwise", "rows"), ("columnwise", "columns")):
-        decode = made.get(f"{direction}_scale")
-        if decode is not None:
-            amax = amaxes.get("groups", amaxes.get(unit))
-            scales |= _scales(amax, scale, decode, epsilon, rows, rule)
+    amaxes = _amaxes_of_units(spec, rows) if scale is None else {}
+    planes = [made.get(direction + part) for part in ("", "_scale") for direction in ("rowwise", "columnwise")]
+    units = [0 if decode is None else math.prod(decode.shape) for decode in planes[2:]]
     arguments = (
         rows.x, scale, *(amaxes.get(name) for name in ("groups", "rows", "columns")),
-        rows.table, made.get("rowwise"), made.get("columnwise"), *rows.shape, epsilon,
+        rows.table, *planes, *rows.shape, pattern(spec.amax_epsilon), *units,
     )  # fmt: skip
     casts = rows.target.has_fp8_casts
     tile = codes_tile(casts)
-    codes = start(
-        quantize_units, rows.grid(), arguments, rows.target, **rows.how, **rule,
-        TURNED=layout.columnwise_layout == TURNED, CAST=casts, RUN=tile.run, BESIDE=tile.beside, **tile.options,
+    programs = max(1, *rows.grid())  # of no rows or columns there are scales all the same
+    return start(
+        quantize_units, (programs,), arguments, rows.target, **rows.how, **rule,
+        TURNED=layout.columnwise_layout == TURNED, CAST=casts, RUN=tile.run, BESIDE=tile.beside,
+        SHARE=share_of(max(units), programs), **tile.options,
     )  # fmt: skip
-    return codes | scales
 
 
 def _amaxes_of_units(spec: QuantizerSpec, rows: Rows) -> dict[str, Array]:
@@ -112,13 +106,3 @@ def _amaxes_of_units(spec: QuantizerSpec, rows: Rows) -> dict[str, Array]:
         return rows.amaxes("groups")
     units = {"rowwise": "rows", "columnwise": "columns"}
     return rows.amaxes(*(units[direction] for direction in spec.directions))
-
-
-def _scales(
-    amax: Array | None, encode: Array | None, decode: Made, epsilon: int, rows: Rows, rule: dict[str, Any]
-) -> dict[str, Array]:
-    count = math.prod(decode.shape)
-    return start(
-        unit_scales, (tiles(count, _SIZE),), (amax, encode, decode, None, count, 0, epsilon), rows.target,
-        **rule, GIVEN=encode is not None, SHARED=True, SIZE=_SIZE,
-    )  # fmt: skip

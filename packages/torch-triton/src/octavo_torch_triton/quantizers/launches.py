@@ -12,11 +12,9 @@ from octavo_torch.plugin_api import DTYPE_NAMES
 from octavo_torch_triton.arrays.launch import as_rows, has_fp8_casts, start, stored
 from octavo_triton.kernels.quantizers.blocks import quantize_blocks
 from octavo_triton.kernels.quantizers.nvfp4 import hadamard_amax, nvfp4_factors, quantize_nvfp4
-from octavo_triton.kernels.quantizers.units import quantize_units, unit_amax, unit_scales
-from octavo_triton.layouts import TILE, panels_of, pattern, tiles
+from octavo_triton.kernels.quantizers.units import quantize_units, unit_amax
+from octavo_triton.layouts import TILE, panels_of, pattern, share_of, tiles
 from octavo_triton.quantizer_tiles import HADAMARD_AMAX, blocks_tile, codes_tile, nvfp4_tile
-
-_SIZE = 1024
 
 
 class Rows(NamedTuple):
@@ -124,25 +122,23 @@ def units(spec: QuantizerSpec, rows: Rows, planes: dict[str, Tensor], scale: Ten
     shared = spec.scaling != "row"
     rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
     epsilon = pattern(spec.amax_epsilon)
-    amax = of_groups = of_rows = of_columns = None
+    of_groups = of_rows = of_columns = None
     if encode is None:
         amax = torch.zeros(max(counts) if shared else sum(counts), dtype=torch.int32, device=rows.x.device)
         if shared:
             of_groups = amax
         else:
-            of_rows, of_columns = (part if len(part) else None for part in torch.split(amax, counts))
+            parts = zip(decodes, torch.split(amax, counts), strict=True)
+            of_rows, of_columns = (None if decode is None else part for decode, part in parts)
         measured = (rows.x, rows.table, of_groups, of_rows, of_columns, *rows.shape)
         start(unit_amax, rows.grid(), rows.x, measured, **rows.how, APART=False, num_warps=4)
-    if any(counts):
-        start(
-            unit_scales, (tiles(sum(counts), _SIZE),), rows.x, (amax, encode, *decodes, *counts, epsilon), **rule,
-            GIVEN=encode is not None, SHARED=shared, SIZE=_SIZE,
-        )  # fmt: skip
     codes = planes.get("rowwise"), planes.get("columnwise")
-    arguments = (rows.x, encode, of_groups, of_rows, of_columns, rows.table, *codes, *rows.shape, epsilon)
+    operands = rows.x, encode, of_groups, of_rows, of_columns, rows.table
+    arguments = (*operands, *codes, *decodes, *rows.shape, epsilon, *counts)
+    programs = max(1, *rows.grid())  # of no rows or columns there are scales all the same
     casts = has_fp8_casts(rows.x)
     tile = codes_tile(casts)
     start(
-        quantize_units, rows.grid(), rows.x, arguments, **rows.how, **rule,
-        TURNED=turned, CAST=casts, RUN=tile.run, BESIDE=tile.beside, **tile.options,
+        quantize_units, (programs,), rows.x, arguments, **rows.how, **rule, TURNED=turned, CAST=casts,
+        RUN=tile.run, BESIDE=tile.beside, SHARE=share_of(max(counts), programs), **tile.options,
     )  # fmt: skip

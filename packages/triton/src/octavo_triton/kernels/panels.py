@@ -68,17 +68,21 @@ def word_of(at):
 
 
 @device_function
-def tile_of_panel(columns):
-    """(panel, tile of 128 columns) of this program: columns first, so that neighbours read whole rows together."""
-    across = (columns + PANEL - 1) // PANEL
-    return tl.program_id(0) // across, tl.program_id(0) % across
+def tile_of_panel(columns, BACKWARDS: tl.constexpr = False):
+    """(panel, tile of 128 columns) of this program: columns first, so that neighbours read whole rows together.
+
+    BACKWARDS   from the last tile to the first: a second pass finds what the first one read last in the L2 cache
+    """
+    across = tl.maximum((columns + PANEL - 1) // PANEL, 1)
+    program = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
+    return program // across, program % across
 
 
 @device_function
 def panel_rows(table, panel, groups, panels, matrix_rows, STACKED: tl.constexpr):
     """(group, first row of the panel, first row of the group, row after its last) of a panel; group G: of no group."""
     if STACKED:
-        each = (matrix_rows + PANEL - 1) // PANEL
+        each = tl.maximum((matrix_rows + PANEL - 1) // PANEL, 1)
         group = (panel // each).to(tl.int64)
         start = group * matrix_rows
         return group, start + (panel % each) * PANEL, start, start + matrix_rows

@@ -1,7 +1,7 @@
 """Quantize with one scale per group, row or column of a group: delayed, current and row scaling.
 
-These units reach over many tiles, so amax is taken first: `unit_amax` reads x, `unit_scales` makes the decode scales,
-`quantize_units` reads x again and writes both planes. Maxima of patterns are integers: no order of threads shows.
+These units reach over many tiles, so amax is taken first: `unit_amax` reads x, `quantize_units` reads it again and
+writes codes and scales of both planes. Maxima of patterns are integers: no order of threads shows.
 """
 
 from __future__ import annotations
@@ -67,44 +67,42 @@ def unit_amax(
                 tl.atomic_max(at, of_column, mask=column < columns, sem="relaxed")
 
 
-@triton.jit
-def unit_scales(
-    amax, encode, rowwise, columnwise, rows, columns, epsilon,
-    FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, GIVEN: tl.constexpr, SHARED: tl.constexpr, SIZE: tl.constexpr,
+@device_function
+def store_decode(
+    decode, encode, amax, units, epsilon, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, SHARE: tl.constexpr
 ):  # fmt: skip
-    """Decode scales of `rows` and `columns` units from their amaxes, or of GIVEN encode scales (delayed scaling).
-
-    amax, encode   of rows, then of columns; SHARED: the same units are both
-    """
-    unit = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    of_rows, real = unit < rows, unit < rows + columns
-    place = tl.where(of_rows, unit, unit - rows)
-    source = place if SHARED else unit
-    if GIVEN:
-        scale = tl.load(encode + source, mask=real, other=1.0)
-        decode = decode_of(scale, scale != scale)
+    """This program's SHARE of the decode scales [units], of encode scales that are given or else of amaxes."""
+    unit = tl.program_id(0) * SHARE + tl.arange(0, SHARE)
+    real = unit < units
+    if encode is not None:
+        scale = tl.load(encode + unit, mask=real, other=1.0)
+        tl.store(decode + unit, decode_of(scale, scale != scale), mask=real)
     else:
-        bits = tl.load(amax + source, mask=real, other=0)
+        bits = tl.load(amax + unit, mask=real, other=0)
         scale = fp32_encode(bits, epsilon, FORMAT, POWER_OF_TWO)
-        decode = decode_of(scale, is_poisoned(bits), POWER_OF_TWO)
-    if rowwise is not None:
-        tl.store(rowwise + place, decode, mask=of_rows)
-    if columnwise is not None:
-        tl.store(columnwise + place, decode, mask=real & (unit >= rows))
+        tl.store(decode + unit, decode_of(scale, is_poisoned(bits), POWER_OF_TWO), mask=real)
 
 
 @triton.jit
 def quantize_units(
-    x, encode, group_amax, row_amax, column_amax, table, row_codes, column_codes,
-    columns, groups, panels, matrix_rows, x_stride, epsilon,
+    x, encode, group_amax, row_amax, column_amax, table, row_codes, column_codes, row_decode, column_decode,
+    columns, groups, panels, matrix_rows, x_stride, epsilon, row_units, column_units,
     DTYPE: tl.constexpr, FORMAT: tl.constexpr, POWER_OF_TWO: tl.constexpr, TURNED: tl.constexpr,
-    STACKED: tl.constexpr, CAST: tl.constexpr, RUN: tl.constexpr, BESIDE: tl.constexpr, EVEN: tl.constexpr = False,
+    STACKED: tl.constexpr, CAST: tl.constexpr, RUN: tl.constexpr, BESIDE: tl.constexpr, SHARE: tl.constexpr,
+    EVEN: tl.constexpr = False,
 ):  # fmt: skip
     """Codes of one panel and 128 columns: by the group's scale into either plane, or by rows and columns into theirs.
 
     encode        scales [G] that are given; where they are, each element that is not finite is NaN by itself
+    row_decode, column_decode   scales of `row_units` and `column_units`, of which each program writes SHARE
     RUN, BESIDE   the tile, see quantizers.tiles
     """
+    if row_decode is not None:
+        of_units = row_amax if group_amax is None else group_amax
+        store_decode(row_decode, encode, of_units, row_units, epsilon, FORMAT, POWER_OF_TWO, SHARE)
+    if column_decode is not None:
+        of_units = column_amax if group_amax is None else group_amax
+        store_decode(column_decode, encode, of_units, column_units, epsilon, FORMAT, POWER_OF_TWO, SHARE)
     if EVEN:
         columns = multiple_of_16(columns)
         x_stride = multiple_of_16(x_stride)
@@ -113,9 +111,9 @@ def quantize_units(
         row_codes = as_bits(row_codes)
     if column_codes is not None:
         column_codes = as_bits(column_codes)
-    panel, tile = tile_of_panel(columns)
+    panel, tile = tile_of_panel(columns, BACKWARDS=True)
     group, first, start, end = panel_rows(table, panel, groups, panels, matrix_rows, STACKED)
-    if group < groups:
+    if (group < groups) & (first < end):  # matrices without rows have one program, for their scales
         row, column = rows_in_runs(RUN), columns_of_tile(tile, PANEL, BESIDE)
         inside = (first + row < end)[:, None] & (column < columns)[None, :]
         stored = load_tile(x + first * x_stride + (row[:, None] * x_stride + column[None, :]), inside)
