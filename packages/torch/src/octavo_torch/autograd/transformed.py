@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import NoReturn, Protocol
 
 import torch
@@ -16,7 +18,11 @@ from octavo_torch.compiler.transforms import Subject, check_transform, no_transf
 
 
 class _RepeatableCall:
-    """A call as a function of the tensors among its operands, however deep they are in tuples and codes."""
+    """A call as a function of the tensors among its operands, however deep they are in tuples and codes.
+
+    torch.func.grad runs backward when its function has returned, outside of the autocast that the function was in, so
+    each run is in the autocast in which the call was made.
+    """
 
     def __init__(self, function: Callable[..., Tensor], operands: Mapping[str, object], subject: Subject) -> None:
         known = {
@@ -27,13 +33,27 @@ class _RepeatableCall:
         self.tensors: list[Tensor] = [leaves[number] for number in self._places]
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._function, self.subject = function, subject
+        self._autocasts = [_autocast_now(device) for device in {value.device.type for value in self.tensors}]
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """The call's result, with these tensors."""
         leaves = [*self._leaves]
         for number, value in zip(self._places, tensors, strict=True):
             leaves[number] = value
-        return self._function(**pytree.tree_unflatten(leaves, self._spec))
+        with ExitStack() as stack:
+            for autocast in self._autocasts:
+                stack.enter_context(autocast())
+            return self._function(**pytree.tree_unflatten(leaves, self._spec))
+
+
+def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
+    """What makes the autocast of this kind of device that is now on, or turns off the one that is on later."""
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext
+    return partial(
+        torch.autocast, device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device),
+        torch.is_autocast_cache_enabled(),
+    )  # fmt: skip
 
 
 def transformed(function: Callable[..., Tensor], operands: Mapping[str, object], subject: Subject) -> Tensor:
