@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
+from contextlib import ExitStack
 from typing import NoReturn, Protocol
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo_torch.arrays.versioned import Versioned
+from octavo_torch.compiler.autocast import autocast_now
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import no_second_derivative
 from octavo_torch.compiler.transforms import Subject, check_transform, no_transform
@@ -33,7 +33,7 @@ class _RepeatableCall:
         self.tensors: list[Tensor] = [leaves[number] for number in self._places]
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._function, self.subject = function, subject
-        self._autocasts = [_autocast_now(device) for device in {value.device.type for value in self.tensors}]
+        self._autocasts = [autocast_now(device) for device in {value.device.type for value in self.tensors}]
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """The call's result, with these tensors."""
@@ -44,16 +44,6 @@ class _RepeatableCall:
             for autocast in self._autocasts:
                 stack.enter_context(autocast())
             return self._function(**pytree.tree_unflatten(leaves, self._spec))
-
-
-def _autocast_now(device: str) -> Callable[[], AbstractContextManager[object]]:
-    """What makes the autocast of this kind of device that is now on, or turns off the one that is on later."""
-    if not torch.amp.is_autocast_available(device):
-        return nullcontext
-    return partial(
-        torch.autocast, device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device),
-        torch.is_autocast_cache_enabled(),
-    )  # fmt: skip
 
 
 def transformed(function: Callable[..., Tensor], operands: Mapping[str, object], subject: Subject) -> Tensor:
