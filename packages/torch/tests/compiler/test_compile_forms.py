@@ -214,3 +214,24 @@ def test_adapters_and_another_output_dtype() -> None:
     layer = GroupedMLP(G, K, F, N, recipe=MXFP8(output_dtype="bfloat16"))
     add_lora(layer, rank=4)
     check(layer, [layer.lora1.lora_A, layer.lora2.lora_B], torch.randn(M, K), SIZES)  # type: ignore[union-attr]
+
+
+def test_another_seed_in_each_step(rng: np.random.Generator) -> None:
+    """An integer: one graph for the first and one for all others, with the bits of eager; one beyond 64 bits, too."""
+    recipe, spec = NVFP4(), NVFP4().quantizer("dy")
+    assert spec is not None
+    x, w = torch.randn(M, K, requires_grad=True), torch.randn(G, N, K, requires_grad=True)
+
+    def step(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        codes = quantize(x, spec, SIZES, seed=seed)
+        y = grouped_linear(quantize_input(x, w, SIZES, recipe, seed=seed), w, None, recipe=recipe, seed=seed)
+        return y, dequantize(codes)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for seed in (1, 2, int(rng.integers(1 << 62)), (1 << 64) - 5):
+        found = []
+        for call in (step, compiled):
+            y, values = call(x, seed)
+            found.append((y, values, *torch.autograd.grad(y.square().sum(), [x, w])))
+        assert all(torch.equal(eager, traced) for eager, traced in zip(*found, strict=True))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
