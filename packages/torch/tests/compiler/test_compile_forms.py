@@ -235,3 +235,26 @@ def test_another_seed_in_each_step(rng: np.random.Generator) -> None:
             found.append((y, values, *torch.autograd.grad(y.square().sum(), [x, w])))
         assert all(torch.equal(eager, traced) for eager, traced in zip(*found, strict=True))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+
+
+def test_codes_that_are_made_in_each_step(rng: np.random.Generator) -> None:
+    """Of a weight that an optimizer changes, and of other rows: one graph serves all steps, with the bits of eager."""
+    layer, twin = (GroupedLinear(G, K, N, recipe=MXFP8()) for _ in range(2))
+    twin.load_state_dict(layer.state_dict())
+
+    def run(layer: GroupedLinear, rows: Any, weight: Any) -> Tensor:
+        y: Tensor = layer(rows, None, weight=weight)
+        return y
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    memory = torch.empty(M, K)
+    for _ in range(3):
+        memory.copy_(torch.randn(M, K))
+        for call, module in ((run, twin), (compiled, layer)):
+            rows = module.quantize_input(memory, SIZES)
+            call(module, rows, module.quantize_weight()).square().sum().backward()
+            with torch.no_grad():
+                module.weight.sub_(module.weight.grad, alpha=0.01)  # type: ignore[arg-type]
+            module.weight.grad = None
+        assert torch.equal(layer.weight, twin.weight)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
