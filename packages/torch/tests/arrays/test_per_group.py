@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 import octavo_registry
 from octavo import MXFP8, NVFP4, DelayedScaling, HighPrecision, Recipe
-from octavo_torch import Activation, GroupedLinear, GroupedMLP, Sequential, grouped_linear, quantize_weight
+from octavo_torch import (
+    Activation,
+    GroupedLinear,
+    GroupedMLP,
+    Sequential,
+    grouped_linear,
+    quantize_input,
+    quantize_weight,
+)
 from octavo_torch.arrays.per_group import leaves_of, stacked_view
 from octavo_torch.scaling.recipe_module import RecipeModule
 
@@ -277,3 +285,16 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
     half = {name: value for name, value in linear(per_group_parameters=True).state_dict().items() if "2" not in name}
     with pytest.raises(RuntimeError, match="Missing key"):
         linear().load_state_dict(half)
+
+
+def test_parameters_of_a_dtype_that_autocast_does_not_have(rng: np.random.Generator) -> None:
+    """A layer in bf16 is made, and its parts quantized where they lie apart, inside of autocast for fp16."""
+    with torch.autocast("cpu", torch.float16):
+        made = linear(MXFP8(), per_group_parameters=True)
+        apart = [part.detach().clone() for part in leaves(made, "weight")]
+        x = torch.randn(M, K, dtype=torch.bfloat16)
+        rows = quantize_input(x, apart, SIZES, MXFP8())
+        weight = quantize_weight(apart, MXFP8())
+        y = grouped_linear(rows, weight, None, recipe=MXFP8())
+        assert torch.equal(y, grouped_linear(x, torch.stack([part.half() for part in apart]), SIZES, recipe=MXFP8()))
+    assert stacked_view(leaves(made, "weight")) is not None

@@ -214,3 +214,47 @@ def test_adapters_and_another_output_dtype() -> None:
     layer = GroupedMLP(G, K, F, N, recipe=MXFP8(output_dtype="bfloat16"))
     add_lora(layer, rank=4)
     check(layer, [layer.lora1.lora_A, layer.lora2.lora_B], torch.randn(M, K), SIZES)  # type: ignore[union-attr]
+
+
+def test_another_seed_in_each_step(rng: np.random.Generator) -> None:
+    """An integer: one graph for the first and one for all others, with the bits of eager; one beyond 64 bits, too."""
+    recipe, spec = NVFP4(), NVFP4().quantizer("dy")
+    assert spec is not None
+    x, w = torch.randn(M, K, requires_grad=True), torch.randn(G, N, K, requires_grad=True)
+
+    def step(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        codes = quantize(x, spec, SIZES, seed=seed)
+        y = grouped_linear(quantize_input(x, w, SIZES, recipe, seed=seed), w, None, recipe=recipe, seed=seed)
+        return y, dequantize(codes)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for seed in (1, 2, int(rng.integers(1 << 62)), (1 << 64) - 5):
+        found = []
+        for call in (step, compiled):
+            y, values = call(x, seed)
+            found.append((y, values, *torch.autograd.grad(y.square().sum(), [x, w])))
+        assert all(torch.equal(eager, traced) for eager, traced in zip(*found, strict=True))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+
+
+def test_codes_that_are_made_in_each_step(rng: np.random.Generator) -> None:
+    """Of a weight that an optimizer changes, and of other rows: one graph serves all steps, with the bits of eager."""
+    layer, twin = (GroupedLinear(G, K, N, recipe=MXFP8()) for _ in range(2))
+    twin.load_state_dict(layer.state_dict())
+
+    def run(layer: GroupedLinear, rows: Any, weight: Any) -> Tensor:
+        y: Tensor = layer(rows, None, weight=weight)
+        return y
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    memory = torch.empty(M, K)
+    for _ in range(3):
+        memory.copy_(torch.randn(M, K))
+        for call, module in ((run, twin), (compiled, layer)):
+            rows = module.quantize_input(memory, SIZES)
+            call(module, rows, module.quantize_weight()).square().sum().backward()
+            with torch.no_grad():
+                module.weight.sub_(module.weight.grad, alpha=0.01)  # type: ignore[arg-type]
+            module.weight.grad = None
+        assert torch.equal(layer.weight, twin.weight)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

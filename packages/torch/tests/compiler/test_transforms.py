@@ -148,6 +148,23 @@ def test_grad_is_that_of_backward(name: str, given: Given) -> None:
     assert torch.equal(grad(squared(function))(given.x), leaf.grad)
 
 
+@pytest.mark.parametrize("name", [*DIFFERENTIABLE, *MOVES])
+def test_grad_of_a_function_with_autocast_in_it(name: str, given: Given) -> None:
+    """torch.func.grad runs backward after its function has returned, outside of the autocast in it: the gradient is
+    still that of backward, of rows and weights in bf16, and no call mixes the two dtypes."""
+    function = {**given.differentiable, **given.moves}[name]
+
+    def cast(t: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(t)
+
+    leaf = given.x.clone().requires_grad_()
+    squared(cast)(leaf).backward()
+    assert leaf.grad is not None
+    assert bool(leaf.grad.any())
+    assert torch.equal(grad(squared(cast))(given.x), leaf.grad)
+
+
 @pytest.mark.parametrize("name", ["per_group", "adapted", "adapted_moe"])
 def test_grad_of_parameters(name: str, given: Given) -> None:
     """functional_call with wrapped parameters: one tensor per group, and adapters."""

@@ -99,6 +99,9 @@ def test_codes_are_not_merged(name: str, recipe: str, rng: np.random.Generator) 
         merged = adapter.merged_weight(module.get_parameter(weight))
         assert merged.dtype is torch.bfloat16
         assert_merged(merged, values_of(module, weight), adapter)
+        with torch.autocast("cpu", torch.bfloat16):  # which would multiply B and A in bf16
+            assert adapter.delta_weight().dtype is torch.float32
+            assert torch.equal(adapter.merged_weight(module.get_parameter(weight)), merged)
 
 
 def test_layers_in_a_row_are_not_fused_past_their_adapters(rng: np.random.Generator) -> None:

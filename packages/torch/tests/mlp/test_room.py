@@ -6,6 +6,8 @@ on a device by octavo-torch-native's tests.
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -201,6 +203,32 @@ def test_on_a_cpu_nothing_changes() -> None:
     assert torch.equal(
         grouped_linear(x, w, SIZES, recipe=recipe, room=Room(gemms=16)), grouped_linear(x, w, SIZES, recipe=recipe)
     )
+
+
+def test_in_one_graph() -> None:
+    """A room is a constant of torch.compile's: of a function, of modules, and of a call that is traced twice."""
+    given, room, how = operands(), Room(gemms=16, w2=16), {"recipe": RECIPES["block"], "dtype": torch.bfloat16}
+    layer, moe = GroupedLinear(G, K, K, room=Room(gemms=8), **how), MoE(G, K, F, 2, room=room, **how)  # type: ignore[arg-type]
+    recipe, x = RECIPES["block"], given.pop("x")
+
+    def block(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = moe(layer(x, SIZES))
+        return grouped_mlp(x, group_sizes=SIZES, recipe=recipe, room=room, **given)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), block(x))
+
+
+def test_a_room_stays_as_it_is() -> None:
+    """It is a value, equal to its copies, in a module's copy, too."""
+    room = Room(gemms=8, w2=16)
+    with pytest.raises(AttributeError, match=r"gemms of Room\(gemms=8, w2=16\) cannot be set; make another Room"):
+        room.gemms = 4
+    for again in (copy.deepcopy(room), pickle.loads(pickle.dumps(room)), Room(8, 16)):
+        assert (again, hash(again), repr(again)) == (room, hash(room), "Room(gemms=8, w2=16)")
+    assert room not in (Room(8), Room(w2=16), (8, 16))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,23 @@ def test_round_trip_and_gradients(dtype: torch.dtype, rng: np.random.Generator) 
     assert torch.equal(y[4], torch.zeros(K, dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_inside_of_autocast_of_another_dtype(dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """Rows and gradients are those outside; torch's own cat refuses fp16 where autocast is on for bf16."""
+    index, x, dy = choices(rng), torch.randn(T, K).to(dtype), torch.randn(T * C, K).to(dtype)
+    found = []
+    for enabled in (True, False):
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            rows, _, routing = permute(leaf, index, G, backend="torch-reference")
+            y = unpermute(rows, routing, torch.ones(T, C), backend="torch-reference")
+            rows.backward(dy)
+        found.append((rows.detach(), y.detach(), leaf.grad))
+    for inside, outside in zip(*found, strict=True):
+        assert inside.dtype is dtype
+        assert torch.equal(inside, outside)
+
+
 def test_weights_as_rows(rng: np.random.Generator) -> None:
     """Weights of choices as rows multiply like unpermute's own, and have its gradient."""
     index, w = choices(rng), torch.rand(T, C).requires_grad_()

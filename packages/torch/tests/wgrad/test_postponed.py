@@ -169,6 +169,22 @@ def test_with_activation_checkpointing(reentrant: bool, rng: np.random.Generator
     assert_equal(gathered(layer), gathered(twin))
 
 
+def test_later_and_inside_of_autocast(rng: np.random.Generator) -> None:
+    """Buffers in bf16 that lie apart, one per group, of a gradient that is computed where autocast is on for fp16."""
+    x, dy = data()
+    parts = [torch.randn(N, K).bfloat16().requires_grad_() for _ in range(G)]
+    found = []
+    for enabled in (True, False):
+        for part in parts:
+            part.main_grad = torch.ones_like(part)  # type: ignore[attr-defined]
+        store = DelayedWgrad()
+        grouped_linear(x, parts, SIZES, recipe=MXFP8(), main_grad="accumulate", delayed_wgrad=store).backward(dy)
+        with torch.autocast("cpu", torch.float16, enabled=enabled):
+            store.backward_dw()
+        found.append([part.main_grad for part in parts])  # type: ignore[attr-defined]
+    assert_equal(*found)
+
+
 def test_a_row_of_operations(rng: np.random.Generator) -> None:
     """Sequential's layers, fused, and not."""
     made = []

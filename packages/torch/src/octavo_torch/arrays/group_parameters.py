@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from octavo_torch.arrays.checks import brief, check_device
-from octavo_torch.arrays.per_group import Weights, leaves_of, share
+from octavo_torch.arrays.per_group import Weights, leaves_of, share, stacked
 from octavo_torch.compiler.tracing import is_plain
 
 Kind = Literal["weight", "bias"]
@@ -119,7 +119,7 @@ class GroupParameters(nn.Module):
             if parted and whole in state_dict and tuple(state_dict[whole].shape) == shape:
                 state_dict.update(zip(parts, state_dict.pop(whole).unbind(0), strict=True))
             elif not parted and whole not in state_dict and all(part in state_dict for part in parts):
-                state_dict[whole] = torch.stack([state_dict.pop(part) for part in parts])
+                state_dict[whole] = stacked([state_dict.pop(part) for part in parts])
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._join_parts()
 

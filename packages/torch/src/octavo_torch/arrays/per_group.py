@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.arrays.zero_gradient import parts_of
+from octavo_torch.compiler.autocast import without_autocast
 from octavo_torch.compiler.tracing import is_plain
 
 Weights = Tensor | Sequence[Tensor]
@@ -34,6 +35,12 @@ def stacked_view(parts: Sequence[Tensor]) -> Tensor | None:
     return first.detach().as_strided((len(parts), *first.shape), (step // size, *strides))
 
 
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """torch.stack; inside of autocast, which would stack fp32 and its own dtype alone, in any dtype."""
+    with without_autocast(parts[0].device.type):
+        return torch.stack(tuple(parts))
+
+
 class _Joined(torch.autograd.Function):
     """G tensors as one [G, ...]; their gradients are the parts of one tensor."""
 
@@ -54,7 +61,7 @@ _joined: Callable[..., Tensor] = _Joined.apply
 def _whole(parts: Sequence[Tensor]) -> Tensor:
     # tensors of a compiler's trace have no address
     whole = stacked_view(parts) if all(map(is_plain, parts)) else None
-    return torch.stack(tuple(parts)) if whole is None else whole
+    return stacked(parts) if whole is None else whole
 
 
 def joined(name: str, parts: Sequence[object]) -> Tensor:
@@ -114,5 +121,5 @@ def share(parts: Sequence[Tensor]) -> None:
     """Move `parts` into one block of memory, in order, unless they are in one; each stays the same tensor object."""
     alike = len({(part.shape, part.dtype, part.device) for part in parts}) == 1
     if len(parts) > 1 and alike and stacked_view(parts) is None:
-        for part, memory in zip(parts, torch.stack(tuple(part.detach() for part in parts)), strict=True):
+        for part, memory in zip(parts, stacked([part.detach() for part in parts]), strict=True):
             part.data = memory

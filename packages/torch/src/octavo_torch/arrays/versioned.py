@@ -6,9 +6,13 @@ from abc import ABC, abstractmethod
 from copy import copy
 from typing import Self
 
+import torch
+
 from octavo_torch.arrays.per_group import Weights, leaves_of, version_of
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.uncounted_steps import watch
+
+_is_compiling = torch.compiler.is_compiling
 
 _OUTDATED = -1
 """The version of a copy whose original was outdated: no tensor has it."""
@@ -40,6 +44,11 @@ class Versioned(ABC):
         made = copy(self)
         made.version = _OUTDATED if self.outdated else None
         return made
+
+    def version_for_graphs(self) -> int | None:
+        """`version` as a pytree has it; None in a compiler's trace, where no tensor counts changes. There a number that
+        is another one in each step would be a symbol of the graph, or compile it again."""
+        return None if _is_compiling() else self.version
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "version": _OUTDATED if self.outdated else self.version}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import NoReturn, Protocol
 
 import torch
@@ -10,13 +11,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from octavo_torch.arrays.versioned import Versioned
+from octavo_torch.compiler.autocast import autocast_now
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import no_second_derivative
 from octavo_torch.compiler.transforms import Subject, check_transform, no_transform
 
 
 class _RepeatableCall:
-    """A call as a function of the tensors among its operands, however deep they are in tuples and codes."""
+    """A call as a function of the tensors among its operands, however deep they are in tuples and codes.
+
+    torch.func.grad runs backward when its function has returned, outside of the autocast that the function was in, so
+    each run is in the autocast in which the call was made.
+    """
 
     def __init__(self, function: Callable[..., Tensor], operands: Mapping[str, object], subject: Subject) -> None:
         known = {
@@ -27,13 +33,17 @@ class _RepeatableCall:
         self.tensors: list[Tensor] = [leaves[number] for number in self._places]
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._function, self.subject = function, subject
+        self._autocasts = [autocast_now(device) for device in {value.device.type for value in self.tensors}]
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """The call's result, with these tensors."""
         leaves = [*self._leaves]
         for number, value in zip(self._places, tensors, strict=True):
             leaves[number] = value
-        return self._function(**pytree.tree_unflatten(leaves, self._spec))
+        with ExitStack() as stack:
+            for autocast in self._autocasts:
+                stack.enter_context(autocast())
+            return self._function(**pytree.tree_unflatten(leaves, self._spec))
 
 
 def transformed(function: Callable[..., Tensor], operands: Mapping[str, object], subject: Subject) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from hashlib import sha256
 from types import SimpleNamespace
@@ -62,9 +62,24 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
         count = len(args)
         while count and args[count - 1] is None:
             count -= 1
-        return traced(*args[:count], **{name: value for name, value in kwargs.items() if value is not None})  # type: ignore[arg-type]
+        return traced(*args[:count], **in_graph(args[0], kwargs))  # type: ignore[arg-type]
 
     return call
+
+
+def in_graph(x: object, options: Mapping[str, object]) -> dict[str, object]:
+    """The options of a call on `x` in dynamo's graph: those that are not None, a seed as a tensor.
+
+    An integer that is another one in each step is a symbol of the graph, and such a call takes no symbol.
+    """
+    present = {name: value for name, value in options.items() if value is not None}
+    seed = present.get("seed")
+    if type(seed) is int:
+        if not -(1 << 63) <= seed < 1 << 63:  # no symbol, which has 64 bits
+            seed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+        first = x[0] if isinstance(x, list | tuple) else getattr(x, "x", x)
+        present["seed"] = torch.full((), seed, dtype=torch.int64, device=getattr(first, "device", None))
+    return present
 
 
 def register_tree(

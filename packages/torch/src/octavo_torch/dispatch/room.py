@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,7 +13,6 @@ from octavo_registry.dispatch.layer_plan import GemmPlan
 from octavo_torch.arrays.checks import brief
 
 
-@dataclass(frozen=True, slots=True)
 class Room:
     """Multiprocessors of a CUDA device that a call leaves to what runs beside it. No bit depends on it.
 
@@ -28,14 +26,32 @@ class Room:
     multiprocessors, the call raises OctavoError.
     """
 
-    gemms: int = 0
-    w2: int | None = None
+    # not a frozen dataclass: dynamo does not take one for a constant, even where pytree does
+    __slots__ = ("gemms", "w2")
 
-    def __post_init__(self) -> None:
-        for name, least in (("gemms", 0), ("w2", 1)):
-            value = getattr(self, name)
+    gemms: int
+    w2: int | None
+
+    def __init__(self, gemms: int = 0, w2: int | None = None) -> None:
+        for name, value, least in (("gemms", gemms, 0), ("w2", w2, 1)):
             if (value is not None or name == "gemms") and (type(value) is not int or value < least):
                 raise ValueError(f"Room's {name} is {brief(value)}; give a number of multiprocessors, {least} or more")
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name} of {self} cannot be set; make another Room")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Room) and (self.gemms, self.w2) == (other.gemms, other.w2)
+
+    def __hash__(self) -> int:
+        return hash((self.gemms, self.w2))
+
+    def __repr__(self) -> str:
+        return f"Room(gemms={self.gemms}, w2={self.w2})"
+
+    def __reduce__(self) -> tuple[type[Room], tuple[int, int | None]]:
+        return Room, (self.gemms, self.w2)
 
 
 pytree.register_constant(Room)

@@ -12,6 +12,7 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.autograd.transformed import transformed
+from octavo_torch.compiler.autocast import autocast_anywhere, autocast_on
 from octavo_torch.compiler.recorders import check_not_recorded, dispatch_modes, is_jit_tracing
 from octavo_torch.compiler.transforms import Subject, is_batched, no_transform, transforms_active, unwrapped
 from octavo_torch.linear.prepare import CastWeight
@@ -28,8 +29,6 @@ LAYER = Subject(
     "a grouped layer",
     "groups are the layer's own batch: give all rows in one call, a group of group_sizes for each",
 )
-
-autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def any_active() -> bool:
@@ -89,11 +88,6 @@ def unwrapped_state(state: S) -> S:
     if state is None or unwrapped(state.history) is state.history:
         return state
     return DelayedState(state.recipe, unwrapped(state.history), unwrapped(state.scale))
-
-
-def autocast_on(device: str) -> bool:
-    """Whether calls on this kind of device are inside torch.autocast. "meta" has none, and torch raises if asked."""
-    return autocast_anywhere() and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

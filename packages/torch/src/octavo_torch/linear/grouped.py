@@ -21,6 +21,7 @@ from octavo_torch.arrays.operands import check_layout, check_operands
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import GroupSizes, as_sizes
 from octavo_torch.arrays.weight_order import order_of
+from octavo_torch.compiler.autocast import autocast_anywhere
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.recorders import dispatch_modes, is_jit_tracing
 from octavo_torch.compiler.refused_derivatives import check_no_tangent
@@ -39,7 +40,7 @@ from octavo_torch.scaling.seeds import for_backward
 from octavo_torch.wgrad.graph_route import graph_route
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_autocast_anywhere, _transforms_active = contexts.autocast_anywhere, transforms_active
+_autocast_anywhere, _transforms_active = autocast_anywhere, transforms_active
 _is_jit_tracing, _dispatch_modes = is_jit_tracing, dispatch_modes
 _grad_enabled = torch.is_grad_enabled
 _STRIDED = torch.strided

@@ -113,7 +113,7 @@ def _identity(spec: QuantizerSpec) -> dict[str, object]:
 
 def _flatten(value: QuantizedInput) -> tuple[list[object], tuple[Recipe, int | None]]:
     leaves: list[object] = [value.x, value.group_sizes]
-    return leaves if value.codes is None else [*leaves, value.codes], (value.recipe, value.version)
+    return leaves if value.codes is None else [*leaves, value.codes], (value.recipe, value.version_for_graphs())
 
 
 def _unflatten(leaves: Iterable[Any], context: tuple[Recipe, int | None]) -> QuantizedInput:

@@ -142,7 +142,8 @@ def _present(value: QuantizedWeight | WeightCodes) -> tuple[str, ...]:
 def _flatten(value: QuantizedWeight) -> tuple[list[object], _Context]:
     present = _present(value)
     leaves = [value.weight, *(getattr(value, name) for name in present)]
-    facts = value.recipe, value.layouts, value.version, value.interleave, value.order, value.values_dtype
+    version = value.version_for_graphs()
+    facts = value.recipe, value.layouts, version, value.interleave, value.order, value.values_dtype
     return leaves, (*facts, present)
 
 

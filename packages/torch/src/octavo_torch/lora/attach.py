@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
 from octavo_torch.arrays.group_parameters import reshard
-from octavo_torch.arrays.per_group import Weights, leaves_of
+from octavo_torch.arrays.per_group import Weights, leaves_of, stacked
 from octavo_torch.arrays.selection import Filter, check_filter, name_in, selects
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.module_base import LinearModule
@@ -145,7 +145,7 @@ def merge_lora(module: nn.Module) -> tuple[str, ...]:
     for target, adapter in adapters.items():
         whole = target.value
         with torch.no_grad():
-            merged = adapter.merged_weight(whole if isinstance(whole, Tensor) else torch.stack(tuple(whole)))
+            merged = adapter.merged_weight(whole if isinstance(whole, Tensor) else stacked(whole))
             for leaf, value in zip(leaves_of(whole), (merged,) if isinstance(whole, Tensor) else merged, strict=True):
                 leaf.copy_(value)
         delattr(target.layer, target.child)

@@ -12,6 +12,7 @@ from octavo_torch.arrays.checks import brief, check_count, check_device, check_f
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
 from octavo_torch.arrays.operands import check_layout, check_not_nested
 from octavo_torch.arrays.sizes import GroupSizes
+from octavo_torch.compiler.autocast import without_autocast
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.coded_weight import CodedWeight, values_of
 from octavo_torch.lora.low_rank import LowRank
@@ -138,7 +139,8 @@ class GroupedLoRA(nn.Module, Adapter):
     @torch.no_grad()
     def delta_weight(self) -> Tensor:
         """scale * B A, fp32 [G, N, K]: the whole matrices that the adapter stands for."""
-        return torch.matmul(self.lora_B.float(), self.lora_A.float()).mul_(self.scale)
+        with without_autocast(self.lora_A.device.type):
+            return torch.matmul(self.lora_B.float(), self.lora_A.float()).mul_(self.scale)
 
     @torch.no_grad()
     def merged_weight(self, weight: Tensor) -> Tensor:

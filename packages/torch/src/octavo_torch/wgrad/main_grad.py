@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
-from octavo_torch.arrays.per_group import stacked_view
+from octavo_torch.arrays.per_group import stacked, stacked_view
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.strides import row_strides
 from octavo_torch.arrays.zero_gradient import zeros_for
@@ -70,9 +70,9 @@ def write_main_grad(
     if whole is not None and (leaves[0].dim() == 3 or not whole.is_cuda or _is_aligned(whole)):
         wgrad(x, dy, sizes, out=whole, accumulate=accumulate)
     else:
-        stacked = torch.stack(buffers)
-        wgrad(x, dy, sizes, out=stacked, accumulate=accumulate)
-        torch._foreach_copy_(buffers, stacked.unbind(0))
+        together = stacked(buffers)
+        wgrad(x, dy, sizes, out=together, accumulate=accumulate)
+        torch._foreach_copy_(buffers, together.unbind(0))
     for leaf, target in zip(leaves, targets, strict=True):
         # Megatron-FSDP makes the buffer for this backward in get_main_grad, and looks for it here afterwards
         leaf.main_grad = target.given  # type: ignore[attr-defined]

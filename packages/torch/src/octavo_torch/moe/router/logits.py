@@ -7,8 +7,6 @@ tokens are bf16, each product is one of bf16 that tensor cores sum in fp32, over
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -16,12 +14,12 @@ from torch.nn.functional import linear
 
 from octavo_torch.arithmetic.parts import bf16_parts
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
+from octavo_torch.compiler.autocast import without_autocast
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import wants_graph
 from octavo_torch.compiler.tracing import one_call
 from octavo_torch.compiler.transforms import is_batched, transforms_active
 from octavo_torch.dispatch.device import arch_of
-from octavo_torch.linear.contexts import autocast_on
 
 _BY_TENSOR_CORES = (torch.bfloat16, torch.float32)
 _FIRST_ARCH = (8, 0)  # whose tensor cores multiply bf16
@@ -38,16 +36,11 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
     autocast, and where a compiled graph was called there, since its backward always runs under the autocast of that
     call.
     """
-    with _no_autocast(x):
+    with without_autocast(x.device.type):
         if transforms_active() or forward_ad._current_level >= 0:  # a Function needs a rule for either
             return linear(x.float(), router.float())
         logits: Tensor = _Product.apply(x, router)  # type: ignore[no-untyped-call]
     return logits
-
-
-def _no_autocast(like: Tensor) -> AbstractContextManager[object]:
-    device = like.device.type
-    return torch.autocast(device, enabled=False) if autocast_on(device) else nullcontext()
 
 
 class _Product(torch.autograd.Function):
@@ -65,7 +58,7 @@ class _Product(torch.autograd.Function):
         # of many gradients at once, and to be differentiated again: torch has no rule for parts, nor for their product
         parts = _by_tensor_cores(x, router) and not is_batched(dy) and not wants_graph(dy)
         dx = drouter = None
-        with _no_autocast(dy):
+        with without_autocast(dy.device.type):
             if wants_x:
                 dx = (dx_by_parts(dy, router) if parts else dy @ router.float()).to(x.dtype)
             if wants_router:

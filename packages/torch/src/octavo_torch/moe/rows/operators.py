@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from octavo.router import RouterRule
 from octavo_torch.compiler.operators import Operators
@@ -47,7 +48,7 @@ def _permute_rows(x: Tensor, order: Tensor, position: Tensor, routed: Tensor, we
     tokens = order // routed.shape[1]
     if weights is None:
         # reading an added row of zeros costs one row; overwriting rows afterwards would cost a pass over all of them
-        padded = torch.cat((x, x.new_zeros((1, x.shape[1]))))
+        padded = pad(x, (0, 0, 0, 1))
         return padded.index_select(0, torch.where(live, tokens, x.shape[0]))
     rows = x.index_select(0, tokens).float() * weights.reshape(-1).index_select(0, order)[:, None]
     return torch.where(live[:, None], rows, 0).to(x.dtype)
