@@ -42,6 +42,7 @@ from octavo.health import FIELDS, numbers_of
 from octavo.quantizer import Operand
 from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arrays.checks import as_count
+from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes
 from octavo_jax.arrays.varying import varying_axes, varying_over
@@ -52,6 +53,7 @@ from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.axes import in_force
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tap:

@@ -23,6 +23,9 @@ def _arguments() -> dict[str, Any]:
         "a routing": lambda: octavo_jax.moe.arrange(jnp.zeros((4, 1), jnp.int32), jnp.ones((4, 1)), 2),
         "statistics of a router": lambda: octavo_jax.moe.router_stats(octavo_jax.moe.route(logits, 1)),
         "a choice of experts": lambda: octavo_jax.choose_experts(logits, 1),
+        "a tap": lambda: octavo_jax.new_tap(2),
+        "statistics of a tensor": lambda: octavo_jax.tensor_stats(ones, spec, sizes),
+        "a normalized tensor": lambda: octavo_jax.norm_quantize(ones, ones[0], spec, sizes, backend="jax-reference"),
         "losses of a router": lambda: octavo_jax.router_losses(logits, octavo_jax.choose_experts(logits, 1).choices),
     }
 

@@ -236,6 +236,16 @@ def test_checks_without_jit(rng: np.random.Generator) -> None:
             _layer(x, kernel, SIZES, octavo.recipe("nvfp4"))
 
 
+def test_checkpoint_without_jit(rng: np.random.Generator) -> None:
+    """Sizes of numpy's that the layer closes over: jax.checkpoint keeps them as constants, which are no `jax.Array`."""
+    x, kernel, _ = _arrays(rng)
+    gradient = jax.grad(jax.checkpoint(lambda kernel: _layer(x, kernel, SIZES, octavo.recipe("bf16")).sum()))
+    with jax.disable_jit():
+        alone = gradient(kernel)
+    assert np.isfinite(alone).all()
+    assert alone[0].any()
+
+
 def test_dtypes_that_come_in(rng: np.random.Generator) -> None:
     """numpy's arrays of ml_dtypes are as good as JAX's; codes and integers are no operands."""
     x, kernel = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -341,6 +342,20 @@ def test_numbers_that_inject_hyperparams_makes_arrays() -> None:
     updates, _ = jax.jit(injected.update)(params, injected.init(params), params)
     expected, _ = jax.jit(adamw(1e-3).update)(params, adamw(1e-3).init(params), params)
     assert same(updates["w"], expected["w"])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_learning_rate_that_was_rounded(dtype: Any) -> None:
+    """As inject_hyperparams rounds it to the parameters' dtype, unless it is told another."""
+    params = {"w": jnp.ones((2, 3), dtype)}
+    static = "b1", "b2", "eps", "weight_decay", "master_dtype", "state_bits", "seed"
+    injecting = partial(optax.inject_hyperparams, adamw, static_args=static)
+    with pytest.raises(ValueError, match=f"learning_rate is an array of {jnp.dtype(dtype)}.*hyperparam_dtype"):
+        injecting()(learning_rate=1e-3).init(params)
+    injected = injecting(hyperparam_dtype=jnp.float32)(learning_rate=1e-3)
+    _, state = injected.update(params, injected.init(params), params)
+    _, expected = AdamW(1e-3).step(params, AdamW(1e-3).init(params), params)
+    assert same(state.inner_state.master["w"], expected.master["w"])
 
 
 def test_numbers_may_be_numpys(rng: np.random.Generator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -96,6 +97,41 @@ def test_update_of_any_amax(algorithm: Any, rng: np.random.Generator) -> None:
                 expected = octavo_numerics.record_amax(expected, amax)
                 expected = octavo_numerics.update_delayed(expected, "e4m3", algorithm=algorithm, margin=margin)
                 assert _equal(state, expected)
+
+
+def test_recording_in_a_function_that_is_differentiated(rng: np.random.Generator) -> None:
+    """As in a quantized layer of somebody's own: the amax passes no gradient on, the state's is its new value."""
+    state = octavo_jax.init_delayed(RECIPE, 1).x
+    w, other = (
+        jnp.asarray(rng.standard_normal(8), jnp.float32),
+        jnp.abs(jnp.asarray(rng.standard_normal(1), jnp.float32)),
+    )
+
+    def loss(w: Any, state: ScalingHistory) -> Any:
+        recorded = octavo_jax.record_amax(state, jnp.max(jnp.abs(w))[None])
+        return jnp.sum(w), octavo_jax.record_amax(recorded, other)
+
+    gradient, recorded = jax.grad(loss, has_aux=True)(w, state)
+    assert (gradient == 1).all()
+    assert recorded.history[0] == jnp.maximum(jnp.max(jnp.abs(w)), other)
+    _, pull = jax.vjp(lambda state: loss(w, state)[1], state)
+    (after,) = pull(state)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, after, recorded))
+
+
+def test_recording_in_shards_that_share_a_state(rng: np.random.Generator) -> None:
+    """Inside `jax.shard_map`, the state's "gradient" has the largest amax of all, as a layer's has."""
+    if len(jax.devices()) < 2:
+        pytest.skip("this process has one device")
+    mesh, state = jax.sharding.Mesh(jax.devices()[:2], "ranks"), octavo_jax.init_delayed(RECIPE, 1).x
+    amax = jnp.abs(jnp.asarray(rng.standard_normal(2), jnp.float32))
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("ranks")), out_specs=P("ranks"))
+    def shared(state: ScalingHistory, amax: Any) -> Any:
+        return octavo_jax.record_amax(state, amax).scale
+
+    after = jax.grad(lambda state: jnp.sum(shared(state, amax)))(state)
+    assert _equal(after, octavo_numerics.record_amax(_definition(state), np.max(amax, keepdims=True)))
 
 
 def test_calls_that_thread_the_state_take_a_maximum(rng: np.random.Generator) -> None:

@@ -12,6 +12,7 @@ from jax import Array
 
 from octavo import QuantizerSpec
 from octavo_jax.arithmetic.gemm import group_sums
+from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.functions.activations import octavo_activation, octavo_activation_gradient
@@ -23,6 +24,7 @@ from octavo_registry.contract.quantize import BoundQuantize, Quantize, QuantizeW
 from octavo_registry.contract.request import FusedRequest, NormRequest
 
 
+@exportable_tuple
 class Extras(NamedTuple):
     """What a fused function returns beside codes and scales; None where it does not apply.
 

@@ -80,8 +80,10 @@ ad.primitive_jvps[_probe] = _jvp
 batching.primitive_batchers[_probe] = _batched
 
 
-def move_of_array(array: Array, wanted: WantedPlacement) -> Move | None:
+def move_of_array(array: Any, wanted: WantedPlacement) -> Move | None:
     """What has to move of a concrete array; None where nothing has to, or it is on no mesh yet."""
+    if not isinstance(array, Array):  # a constant of a traced program that is run op by op, on no device
+        return None
     sharding = array.sharding
     mesh = getattr(sharding, "mesh", None)
     if not array.committed or mesh is None or mesh.empty:

@@ -24,7 +24,7 @@ from octavo_jax.linear.operands import Context, GemmOperand, holds_rows, named, 
 from octavo_jax.linear.products import bias_gradient
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_amax
+from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.sharding.fused_quantizers import FusedInputs, fused_rows
 from octavo_jax.sharding.placement import Letter
 from octavo_registry import QuantizePlan
@@ -119,7 +119,7 @@ def _quantized(
     assert array is not None
     if history is not None:
         amax = amax_of(array, context.group_sizes) if extras.amax is None else extras.amax
-        history = record_amax(history, never_recomputed(amax))
+        history = with_amax(history, never_recomputed(amax))
     return ComputedOperand(array, named(layer, q, operand), history), extras
 
 

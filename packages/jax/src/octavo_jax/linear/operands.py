@@ -19,7 +19,7 @@ from octavo_jax.dispatch.quantizer import in_plain_layouts
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, record_amax
+from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding.quantizers import owns_rows, quantize_kernel, quantize_rows
 from octavo_registry import QuantizePlan
@@ -81,14 +81,14 @@ def quantize_operand(
         if history is None:
             return named(layer, q, operand), None
         assert amax is not None
-        return named(layer, q, operand), record_amax(history, never_recomputed(amax))
+        return named(layer, q, operand), with_amax(history, never_recomputed(amax))
     if history is None:
         return named(layer, plan.run(x, sizes, **arguments.keywords()), operand), None
     if plan.bound.with_amax is None:
         q, amax = plan.run(x, sizes, **arguments.keywords()), amax_of(x, sizes)
     else:
         q, amax = plan.bound.with_amax(x, sizes, **arguments.keywords())
-    return named(layer, q, operand), record_amax(history, never_recomputed(amax))
+    return named(layer, q, operand), with_amax(history, never_recomputed(amax))
 
 
 def _quantize_shards(

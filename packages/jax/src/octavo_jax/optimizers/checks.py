@@ -24,13 +24,19 @@ _NO_ARRAYS = (
 
 
 def check_learning_rate(rate: object) -> None:
-    """ValueError unless it is a schedule, a float scalar array, or a finite number of at least 0."""
+    """ValueError unless it is a schedule, a scalar array of float32 or wider, or a finite number of at least 0."""
     if callable(rate):
         return
     if not isinstance(rate, jax.Array):
         _check_finite("learning_rate", rate)
     elif rate.ndim or not jnp.issubdtype(rate.dtype, jnp.floating):
         raise ValueError(f"learning_rate has shape {list(rate.shape)} and dtype {rate.dtype}; give a float scalar")
+    elif rate.dtype.itemsize < 4:
+        raise ValueError(
+            f"learning_rate is an array of {rate.dtype}, to which it was rounded; give float32. "
+            "optax.inject_hyperparams rounds it to the dtype of the parameters unless hyperparam_dtype=jnp.float32 is "
+            "given"
+        )
 
 
 def check_constants(*, b1: object, b2: object, eps: object, weight_decay: object, state_bits: object) -> None:

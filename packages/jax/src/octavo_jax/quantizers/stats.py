@@ -17,11 +17,13 @@ from octavo.health import FIELDS, WINDOW
 from octavo.quantizer import Direction
 from octavo_jax.arithmetic.stats import operand_stats
 from octavo_jax.arrays.checks import check_spec
+from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.quantizers.arguments import check_scale, drawn_seed, sizes_of
 from octavo_jax.sharding.conflicts import check_whole
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TensorStats:

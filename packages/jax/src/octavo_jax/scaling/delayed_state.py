@@ -38,6 +38,7 @@ from octavo_jax.arrays.checks import as_count
 from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.arrays.host import is_on_host
+from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.recipes import as_delayed
 from octavo_jax.arrays.varying import varying_axes, varying_over
 from octavo_jax.scaling.summed_states import SUMMED, UNUSED, is_argument_of_gradient, is_unused, refusing_sums
@@ -163,22 +164,52 @@ def _larger_of_a_batch(size: int, batched: list[bool], a: Array, b: Array) -> tu
 
 
 @jax.jit
+def with_amax(state: ScalingHistory, amax: Array) -> ScalingHistory:
+    """`record_amax` of arguments that fit, inside a rule of differentiation."""
+    return ScalingHistory(state.history.at[0].set(_larger(state.history[0], amax)), state.scale)
+
+
+_recorded = jax.custom_vjp(with_amax)
+
+
+def _recording(state: ScalingHistory, amax: Array) -> tuple[ScalingHistory, tuple[ScalingHistory, ScalingHistory]]:
+    recorded = with_amax(state, amax)
+    return recorded, (state, recorded)
+
+
+def _after_recording(
+    saved: tuple[ScalingHistory, ScalingHistory], later: ScalingHistory
+) -> tuple[ScalingHistory, None]:
+    """The state's "gradient" is what it became, here and later, as a layer's is; the amax has none."""
+    state, recorded = saved
+    after = with_amax(recorded, later.history[0])
+    return _largest(varying_axes(after), state, after), None
+
+
+_recorded.defvjp(_recording, _after_recording)
+
+
 def record_amax(state: ScalingHistory, amax: Array) -> ScalingHistory:
-    """The state after one more tensor of this step with these amaxes, float32 [G]; ValueError for others."""
+    """The state after one more tensor of this step with these amaxes, float32 [G]; ValueError for others.
+
+    Where it is differentiated, no gradient flows into the amax, and the state's is its new value.
+    """
+    amax = jnp.asarray(amax)
     if amax.dtype != jnp.float32 or amax.shape != state.scale.shape:
         raise ValueError(
             f"amax has shape {list(amax.shape)} and dtype {amax.dtype}; give one float32 per group, "
             f"{list(state.scale.shape)}"
         )
-    return ScalingHistory(state.history.at[0].set(_larger(state.history[0], amax)), state.scale)
+    result: ScalingHistory = _recorded(*as_jax((state, amax)))
+    return result
 
 
 def merged(state: DelayedState, later: DelayedState) -> DelayedState:
     """Both states' running amaxes: `later` is what calls that took this call's second result recorded."""
     return DelayedState(
-        record_amax(state.x, later.x.history[0]),
-        record_amax(state.kernel, later.kernel.history[0]),
-        record_amax(state.grad, later.grad.history[0]),
+        with_amax(state.x, later.x.history[0]),
+        with_amax(state.kernel, later.kernel.history[0]),
+        with_amax(state.grad, later.grad.history[0]),
     )
 
 
@@ -199,16 +230,16 @@ def _shared(state: DelayedState, axes: frozenset[str]) -> tuple[DelayedState, De
 
 def largest_of_shards(axes: frozenset[str], state: DelayedState, later: DelayedState) -> DelayedState:
     """`state` with the running amaxes of `later`, maxima over those of `axes` that `state` does not differ over."""
-
-    def merged(before: ScalingHistory, after: ScalingHistory) -> ScalingHistory:
-        missing = tuple(sorted(axes - varying_axes(before)))
-        last = fp32.as_bits(after.history[0])
-        if missing:
-            last = lax.pmax(last, missing)  # type: ignore[no-untyped-call]
-        return ScalingHistory(before.history.at[0].set(fp32.as_float(last)), before.scale)
-
-    histories = (merged(getattr(state, name), getattr(later, name)) for name in ("x", "kernel", "grad"))
+    histories = (_largest(axes, getattr(state, name), getattr(later, name)) for name in ("x", "kernel", "grad"))
     return DelayedState(*histories)
+
+
+def _largest(axes: frozenset[str], before: ScalingHistory, after: ScalingHistory) -> ScalingHistory:
+    missing = tuple(sorted(axes - varying_axes(before)))
+    last = fp32.as_bits(after.history[0])
+    if missing:
+        last = lax.pmax(last, missing)  # type: ignore[no-untyped-call]
+    return ScalingHistory(before.history.at[0].set(fp32.as_float(last)), before.scale)
 
 
 shared_state.defvjp(_shared, lambda axes, state, later: (largest_of_shards(axes, state, later),))

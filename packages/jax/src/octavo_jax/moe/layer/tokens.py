@@ -15,7 +15,7 @@ from octavo_jax.linear.operands import Context, holds_rows, named
 from octavo_jax.moe.permutation import token_rows
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed_state import ScalingHistory, record_amax
+from octavo_jax.scaling.delayed_state import ScalingHistory, with_amax
 from octavo_jax.sharding.quantizers import quantize_own_rows
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.moves import TokenRows
@@ -117,4 +117,4 @@ def quantize_tokens(
     if history is None:
         return named(layer, q, operand), None
     assert amax is not None  # asked for
-    return named(layer, q, operand), record_amax(history, never_recomputed(amax))
+    return named(layer, q, operand), with_amax(history, never_recomputed(amax))
