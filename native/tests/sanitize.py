@@ -46,6 +46,7 @@ PARTS: dict[str, Callable[[Comparison], None]] = {
     "plans": rearranged.plans,
     "quantizers": quantized.quantizers,
     "one launch": quantized.in_turns,
+    "kept rows": quantized.kept_rows,
     "indexed": quantized.indexed,
     "unchanged": quantized.unchanged,
     "stacks": quantized.stacks,

@@ -54,6 +54,14 @@ def in_turns(check: Comparison) -> None:
         _quantized(check, spec, shape, "bfloat16", dict(NATIVE_LAYOUT), Extras(), 0)
 
 
+def kept_rows(check: Comparison) -> None:
+    """Rows of row scaling that are wide enough to stay in registers, with their last columns in part of a CTA."""
+    of_rows = (spec for spec in SPECS if spec["scaling"] == "row")
+    for spec, dtype, cols in itertools.product(of_rows, ("bfloat16", "float16"), (4104, 8192)):
+        planes = {"rowwise": NATIVE_LAYOUT["rowwise"]}
+        _quantized(check, spec, Shape(SIZES[0], cols), dtype, planes, Extras(), 0)
+
+
 def indexed(check: Comparison) -> None:
     """Rows that are read where tokens stand, some of them nowhere, beside the same rows moved on the CPU."""
     for number, (spec, dtype, which) in enumerate(itertools.product(SPECS, DTYPES, (1, 2, 3))):

@@ -235,6 +235,12 @@ void launch_materialize(const TileArgs<S>& args, bool wide, cudaStream_t stream)
 template <class S>
 void launch_rows(const RowArgs<S>& args, Format format, bool wide, cudaStream_t stream) {
   const uint32_t rows = static_cast<uint32_t>(args.rows);
+  if (wide && keeps_row<typename S::Type>(args.cols)) {
+    if constexpr (Pack<typename S::Type>::bytes == 2)
+      format == Format::e4m3 ? quantize_kept_row<S, Format::e4m3><<<rows, ROW_THREADS, 0, stream>>>(args)
+                             : quantize_kept_row<S, Format::e5m2><<<rows, ROW_THREADS, 0, stream>>>(args);
+    return;
+  }
   with_bool(wide, [&](auto is_wide) {
     format == Format::e4m3 ? quantize_row<S, Format::e4m3, is_wide()><<<rows, ROW_THREADS, 0, stream>>>(args)
                            : quantize_row<S, Format::e5m2, is_wide()><<<rows, ROW_THREADS, 0, stream>>>(args);

@@ -11,10 +11,10 @@ namespace {
 
 constexpr uint32_t ORDER_THREADS = 256;
 
-// docs/decisions/0064 has what these were measured with. Bytes of x per group up to which one launch pays, and of all
-// of x, below which it stays in the L2 cache between two.
-constexpr int64_t MOST_GROUP_BYTES = 64'000'000, MOST_BYTES_BY_ROWS = 20'000'000, LEAST_BYTES = 32'000'000;
-// Larger groups begin with their last panel.
+// docs/decisions/0064 has what these were measured with. Bytes of x per group, on average, up to which one launch pays,
+// and of all of x, below which it stays in the L2 cache between two.
+constexpr int64_t MOST_GROUP_BYTES = 20'000'000, MOST_BYTES_BY_ROWS = 15'000'000, LEAST_BYTES = 32'000'000;
+// Larger groups, among small ones, begin with their last panel.
 constexpr int64_t MOST_FORWARD_BYTES = 20'000'000;
 // Each warp that places a panel looks at all groups.
 constexpr int64_t MOST_GROUPS = 1024;
