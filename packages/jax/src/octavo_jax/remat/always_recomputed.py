@@ -38,5 +38,5 @@ _from_bits_p = Primitive("octavo_from_bits")
 _from_bits_p.def_impl(_cast)  # type: ignore[no-untyped-call]
 _from_bits_p.def_abstract_eval(lambda bits, *, dtype: bits.update(dtype=dtype))  # type: ignore[no-untyped-call]
 mlir.register_lowering(_from_bits_p, mlir.lower_fun(_cast, multiple_results=False))
-batching.primitive_batchers[_from_bits_p] = lambda bits, axes, *, dtype: (from_bits(*bits, dtype), axes[0])
+batching.primitive_batchers[_from_bits_p] = lambda bits, axes, *, dtype: (from_bits(bits[0], dtype), axes[0])
 partial_eval.partial_eval_jaxpr_custom_rules[_from_bits_p] = _remat
