@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import Primitive, Var
 from jax.interpreters import batching, mlir, partial_eval
@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 def from_bits(bits: Array, dtype: DTypeLike) -> Array:
     """The array of `dtype` that has these `bits`, of a dtype as wide; no backward pass keeps it."""
-    result: Array = _from_bits_p.bind(bits, dtype=jax.dtypes.canonicalize_dtype(dtype))  # type: ignore[no-untyped-call]
+    result: Array = _from_bits_p.bind(bits, dtype=jnp.dtype(dtype))  # type: ignore[no-untyped-call]
     return result
 
 
