@@ -11,6 +11,7 @@ from jax import export
 
 import octavo
 import octavo_jax
+from octavo_jax.optimizers import AdamW
 
 
 def _arguments() -> dict[str, Any]:
@@ -26,6 +27,8 @@ def _arguments() -> dict[str, Any]:
         "a tap": lambda: octavo_jax.new_tap(2),
         "statistics of a tensor": lambda: octavo_jax.tensor_stats(ones, spec, sizes),
         "a normalized tensor": lambda: octavo_jax.norm_quantize(ones, ones[0], spec, sizes, backend="jax-reference"),
+        "quantizers": lambda: octavo_jax.quantizer_set("fp8-delayed", groups=2),
+        "a state of AdamW, its moments signed and unsigned": lambda: AdamW(1e-3, state_bits=8).init([ones]),
         "losses of a router": lambda: octavo_jax.router_losses(logits, octavo_jax.choose_experts(logits, 1).choices),
     }
 

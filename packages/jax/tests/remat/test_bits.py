@@ -69,3 +69,48 @@ def _begins_with(leaf: np.ndarray, plane: np.ndarray) -> bool:
     if leaf.ndim != plane.ndim or leaf.shape[1:] != plane.shape[1:]:
         return False
     return leaf[: len(plane)].tobytes() == plane.tobytes()
+
+
+POLICIES = {
+    "everything": jax.checkpoint_policies.everything_saveable,
+    "everything but a name": jax.checkpoint_policies.save_anything_except_these_names("quantization"),
+}
+
+
+@pytest.mark.parametrize("name", ["quantization", None])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_codes_that_a_policy_saves_without_a_name(policy: str, name: str | None, rng: np.random.Generator) -> None:
+    """A layer of one's own keeps codes for its backward pass and reads them in the forward pass, too: then
+    `jax.checkpoint` rounds whatever floats it saves of them, and codes above 240 would be NaN."""
+    spec = octavo.CurrentScaling().quantizer("x", checkpoint_name=name)
+    assert spec is not None
+    values = jnp.asarray(rng.standard_normal((M, K)), jnp.float32)
+
+    def forward(x: Any) -> Any:
+        q = octavo_jax.quantize(x, spec, backend="jax-reference")
+        return octavo_jax.dequantize(q, backend="jax-reference"), q
+
+    layer = jax.custom_vjp(lambda x: forward(x)[0])
+    layer.defvjp(forward, lambda q, dy: (octavo_jax.dequantize(q, backend="jax-reference") * dy,))
+
+    def gradient(layer: Any) -> Any:
+        return jax.jit(jax.grad(lambda x: jnp.sum(layer(x))))(values)
+
+    wanted = gradient(layer)
+    found = gradient(jax.checkpoint(layer, policy=POLICIES[policy]))
+    assert np.isfinite(wanted).all()
+    assert found.tobytes() == wanted.tobytes()
+
+
+def test_layers_without_jit_save_bits(rng: np.random.Generator) -> None:
+    """`jax.disable_jit` shows JAX the codes that a layer keeps, which are in programs of its own otherwise."""
+    x, kernel = jnp.asarray(rng.standard_normal((M, K)), jnp.float32), jnp.asarray(rng.standard_normal((G, K, N)))
+
+    def layer(x: Any, kernel: Any) -> Any:
+        return octavo_jax.grouped_dense(x, kernel, SIZES, recipe="fp8-current", backend="jax-reference")
+
+    with jax.disable_jit():
+        _, pull = jax.eval_shape(
+            lambda *a: jax.vjp(jax.checkpoint(layer, policy=POLICIES["everything"]), *a), x, kernel
+        )
+    assert {leaf.dtype for leaf in jax.tree.leaves(pull)} <= {jnp.dtype(kind) for kind in ("f4", "u1", "u4", "i4")}

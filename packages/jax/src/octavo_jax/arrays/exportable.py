@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from jax import export
 
+from octavo.schema import Schema
+
 T = TypeVar("T")
 Fields = TypeVar("Fields", bound=tuple[Any, ...])
 Static = tuple[Hashable, ...]
@@ -33,6 +35,17 @@ def exportable(
         kind, serialized_name=name, serialize_auxdata=write, deserialize_auxdata=read
     )
     return registered
+
+
+def in_json(kind: type[Schema]) -> tuple[Callable[[Static], bytes], Callable[[bytes], Static]]:
+    """`write` and `read` for `exportable`, of a dataclass whose one static field is a `kind`."""
+
+    def write(static: Static) -> bytes:
+        (one,) = static
+        assert isinstance(one, Schema)
+        return one.model_dump_json().encode()
+
+    return write, lambda text: (kind.model_validate_json(text),)
 
 
 def exportable_tuple(kind: type[Fields]) -> type[Fields]:

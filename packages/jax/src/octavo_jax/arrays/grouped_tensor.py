@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 from jax import Array
@@ -11,7 +11,7 @@ from jax import Array
 from octavo import GroupedTensorSpec
 from octavo.errors import one_of
 from octavo.quantizer import Direction
-from octavo_jax.arrays.exportable import Static, exportable
+from octavo_jax.arrays.exportable import exportable, in_json
 
 
 @jax.tree_util.register_dataclass
@@ -49,13 +49,4 @@ class GroupedTensor:
         return payload, scale, self.rowwise_global if direction == "rowwise" else self.columnwise_global
 
 
-def _written(static: Any) -> bytes:
-    text: str = static[0].model_dump_json()
-    return text.encode()
-
-
-def _read(text: bytes) -> Static:
-    return (GroupedTensorSpec.model_validate_json(text),)
-
-
-exportable(GroupedTensor, _written, _read)
+exportable(GroupedTensor, *in_json(GroupedTensorSpec))

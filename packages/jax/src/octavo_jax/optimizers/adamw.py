@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.dtypes import DTYPES
+from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
 from octavo_jax.optimizers.block_state import BlockState, as_given, decode, encode, put_together, zero_blocks
@@ -43,6 +44,7 @@ Tree = Any
 LearningRate = float | Array | Callable[[Array], Any]
 
 
+@exportable_tuple
 class AdamWState(NamedTuple):
     """What AdamW keeps from step to step.
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from octavo_jax.arithmetic import bits as fp32
+from octavo_jax.arrays.exportable import exportable
 from octavo_jax.optimizers.places import place_of, run_placed, with_whole_last_axis
 
 BLOCK = 128
@@ -37,6 +38,9 @@ class BlockState:
     codes: Array
     tops: Array
     signed: bool = field(metadata={"static": True})
+
+
+exportable(BlockState, lambda static: bytes([bool(*static)]), lambda written: (written != b"\0",))
 
 
 def put_together(part: Any, signed: bool) -> Any:

@@ -13,6 +13,7 @@ from jax import Array
 
 from octavo import DelayedScaling, HighPrecision, QuantizerSpec
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.exportable import exportable, in_json
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes
@@ -73,6 +74,10 @@ class Quantizer:
         return cls(saved.spec, saving.restored_state(saved.state, arrays, prefix))
 
 
+exportable(Quantizer, *in_json(QuantizerSpec))
+
+
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuantizerSet:

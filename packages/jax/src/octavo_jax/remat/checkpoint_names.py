@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME, Direction, Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.derivatives import refusing_derivatives
+from octavo_jax.remat.always_recomputed import from_bits
 
 _UNSIGNED: dict[int, DTypeLike] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
@@ -69,12 +70,12 @@ def _named_bits(x: Array, *names: str) -> Array:
     """`name_bits` of what has no derivative, of any dtype.
 
     `jax.checkpoint` puts saved floats through an IEEE `reduce_precision`, which turns e4m3fn values above 240 into
-    NaN on XLA:CPU; so the names go to the bits, and the bit casts around them cost nothing.
+    NaN on XLA:CPU; so the names go to the bits, and policies that ask for no name get nothing but these bits either.
     """
     bits = lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]) if _is_float(x) else x
     for name in names:
         bits = name_array(bits, name)
-    return lax.bitcast_convert_type(bits, x.dtype) if _is_float(x) else bits
+    return from_bits(bits, x.dtype) if _is_float(x) else bits
 
 
 def _is_float(x: Array) -> bool:
@@ -84,18 +85,20 @@ def _is_float(x: Array) -> bool:
 def name_planes(q: GroupedTensor, name: str | None) -> GroupedTensor:
     """q with every payload and scale of x or of a kernel named; None names nothing, and a quantized dy has no names.
 
-    Each array is known as `name` and as `plane_name` says; one that both planes share carries both of those.
+    Each array is known as `name` and as `plane_name` says; one that both planes share carries both of those. Named or
+    not, a policy that saves an array of x or of a kernel keeps its bits.
     The result must be what every later operation reads: a use of the unnamed arrays makes remat quantize again.
     """
     operand = NAMED_OPERANDS.get(q.spec.quantizer.role)
-    if name is None or operand is None:
+    if operand is None:
         return q
     leaves = {field: getattr(q, field) for fields in FIELDS.values() for field in fields}
     named: dict[int, Array] = {}
     for leaf in leaves.values():
         if leaf is not None and id(leaf) not in named:
             planes = _directions_of(leaf, leaves)
-            named[id(leaf)] = _named_bits(leaf, name, *(plane_name(operand, plane, name) for plane in planes))
+            names = () if name is None else (name, *(plane_name(operand, plane, name) for plane in planes))
+            named[id(leaf)] = _named_bits(leaf, *names)
     leaves_by_field = {field: None if leaf is None else named[id(leaf)] for field, leaf in leaves.items()}
     return GroupedTensor(q.spec, q.group_sizes, **leaves_by_field)
 

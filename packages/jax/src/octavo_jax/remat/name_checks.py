@@ -18,6 +18,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 _QUANTIZE = "octavo_quantize"
 _READERS = ("octavo_gemm", "octavo_wgrad", "octavo_dequantize")
 _CASTS = frozenset({"bitcast_convert_type", "convert_element_type", "copy", "optimization_barrier", "reduce_precision"})
+_CASTS |= {"octavo_from_bits"}
 _VIEWS = _CASTS | {"broadcast_in_dim", "dynamic_slice", "reshape", "slice", "squeeze", "transpose"}
 
 
