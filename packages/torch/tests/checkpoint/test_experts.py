@@ -59,6 +59,19 @@ def test_stacked_experts_compute_what_the_modules_did(rng: np.random.Generator, 
     torch.testing.assert_close(mlp(x, SIZES), expected)
 
 
+def test_stacked_inside_of_autocast(rng: np.random.Generator) -> None:
+    """For another dtype than the experts': torch's own stack and cat are refused there."""
+    _, state = of_experts("experts", LAYOUTS["alone"][1], bias=True)
+    state = {key: value.bfloat16() for key, value in state.items()}
+    with torch.autocast("cpu", torch.float16):
+        inside = stack_experts(state)
+    outside = stack_experts(state)
+    assert inside.keys() == outside.keys()
+    for key, value in outside.items():
+        assert inside[key].dtype is torch.bfloat16
+        assert torch.equal(inside[key], value)
+
+
 def test_experts_without_a_gate(rng: np.random.Generator) -> None:
     """Two projections make a weight1 [G, F, K]."""
     experts, state = of_experts("experts", ("up_proj", "down_proj"), bias=False)

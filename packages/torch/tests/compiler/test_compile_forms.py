@@ -26,6 +26,7 @@ from octavo_torch import (
     grouped_mlp,
     grouped_mm,
     moe_mlp,
+    permute,
     quantize,
     quantize_input,
     quantize_weight,
@@ -216,25 +217,43 @@ def test_adapters_and_another_output_dtype() -> None:
     check(layer, [layer.lora1.lora_A, layer.lora2.lora_B], torch.randn(M, K), SIZES)  # type: ignore[union-attr]
 
 
-def test_another_seed_in_each_step(rng: np.random.Generator) -> None:
-    """An integer: one graph for the first and one for all others, with the bits of eager; one beyond 64 bits, too."""
+def test_another_seed_and_offset_in_each_step(rng: np.random.Generator) -> None:
+    """Integers: one graph for the first and one for all others, with the bits of eager; a seed beyond 64 bits, too."""
     recipe, spec = NVFP4(), NVFP4().quantizer("dy")
     assert spec is not None
     x, w = torch.randn(M, K, requires_grad=True), torch.randn(G, N, K, requires_grad=True)
 
-    def step(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        codes = quantize(x, spec, SIZES, seed=seed)
-        y = grouped_linear(quantize_input(x, w, SIZES, recipe, seed=seed), w, None, recipe=recipe, seed=seed)
+    def step(x: Tensor, seed: int, first: int) -> tuple[Tensor, Tensor]:
+        where: dict[str, int] = {"seed": seed, "group_offset": first}
+        codes = quantize(x, spec, SIZES, **where)
+        y = grouped_linear(quantize_input(x, w, SIZES, recipe, **where), w, None, recipe=recipe, **where)
         return y, dequantize(codes)
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    for seed in (1, 2, int(rng.integers(1 << 62)), (1 << 64) - 5):
+    for seed, first in ((1, 0), (2, 3), (int(rng.integers(1 << 62)), 6), ((1 << 64) - 5, int(rng.integers(1 << 31)))):
         found = []
         for call in (step, compiled):
-            y, values = call(x, seed)
+            y, values = call(x, seed, first)
             found.append((y, values, *torch.autograd.grad(y.square().sum(), [x, w])))
         assert all(torch.equal(eager, traced) for eager, traced in zip(*found, strict=True))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+
+
+def test_other_numbers_in_one_compiled_function(rng: np.random.Generator) -> None:
+    """As where layers of a model differ: what a layer is made of is compiled in. The second number once failed."""
+    x, logits = torch.randn(M, K), torch.randn(M, 12)
+    w1, w2 = torch.randn(G, 2 * F, K), torch.randn(G, N, F)
+
+    def step(k: int, experts: int, block: int) -> tuple[Tensor, ...]:
+        choice = choose_experts(logits[:, :experts], k)
+        rows, sizes, _ = permute(x, choice.choices, experts)
+        y = grouped_mlp(x, w1, w2, SIZES, recipe="bf16", interleave=block)
+        return choice.choices, choice.weights, rows, sizes, y
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for numbers in ((2, 8, 12), (3, 12, 4), (4, 9, 6)):
+        found = step(*numbers), compiled(*numbers)
+        assert all(torch.equal(eager, traced) for eager, traced in zip(*found, strict=True))
 
 
 def test_codes_that_are_made_in_each_step(rng: np.random.Generator) -> None:

@@ -12,6 +12,7 @@ import torch
 from covering import pairwise
 from torch import Tensor, nn
 
+from octavo import BlockScaling
 from octavo_torch import (
     Choice,
     GroupedLinear,
@@ -152,6 +153,42 @@ def test_postponed_gradients_of_parameters_that_autocast_casts(
     later.backward_dw()
     assert_same(*results)
     assert_same(*([value.grad for value in weights_of(layer).values()] for layer in (later, now)))
+
+
+@pytest.mark.parametrize("more", [{}, {"per_group_parameters": True}, {"codes": True}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_in_fp32_of_a_parameter_that_autocast_casts(
+    kind: str, more: dict[str, bool], rng: np.random.Generator
+) -> None:
+    """The recipe's wgrad_dtype: it reaches the parameter with the bits that main_grad gets; autograd's way back through
+    a cast would round it to 16."""
+    own, how = more.get("codes", False), {name: value for name, value in more.items() if name != "codes"}
+    recipe: Any = BlockScaling(wgrad_dtype="float32")
+    layer, other = make(kind, recipe, **how), make(kind, recipe, main_grad="overwrite", **how)
+    other.load_state_dict(layer.state_dict())
+    for value in weights_of(other).values():
+        value.main_grad = torch.empty_like(value)  # type: ignore[attr-defined]
+    batches = batches_of(layer)[:1]
+    results = []
+    for module in (layer, other):
+        with autocast():
+            results.append(twice(module, batches, codes_of(module) if own else None))
+    assert_same(*results)
+    for name, value in weights_of(layer).items():
+        assert_same([value.grad], [other.get_parameter(name).main_grad])  # type: ignore[attr-defined]
+        assert not value.grad.any() or not torch.equal(value.grad, value.grad.bfloat16().float())  # type: ignore[union-attr]
+
+
+def test_a_gradient_in_fp32_in_one_graph(rng: np.random.Generator) -> None:
+    """torch.compile(fullgraph=True) inside of autocast: the bits of eager."""
+    layer, x = make("linear", BlockScaling(wgrad_dtype="float32")), torch.randn(M, K)  # type: ignore[arg-type]
+    grads = []
+    for call in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        with autocast():
+            y = call(x, torch.tensor(SIZES))
+        grads += torch.autograd.grad(y.float().square().sum(), layer.weight)
+    assert torch.equal(*grads)
+    assert not torch.equal(grads[1], grads[1].bfloat16().float())
 
 
 CODES_MADE_ONCE = {

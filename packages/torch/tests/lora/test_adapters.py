@@ -12,7 +12,7 @@ from low_rank_oracle import assert_near, oracle
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from octavo import PRESETS, BlockScaling, DelayedScaling, Recipe
+from octavo import PRESETS, BlockScaling, DelayedScaling, NoBackendError, Recipe
 from octavo_torch import GroupedLoRA, add_lora, grouped_linear
 from octavo_torch.compiler.host_reads import watch_host_reads
 
@@ -63,6 +63,12 @@ def test_wide_factors_and_narrow_rows(rng: np.random.Generator) -> None:
         assert torch.equal(ours.grad, theirs.grad.float())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(wide(x.detach().float(), SIZES), narrow(x, SIZES))
+
+
+def test_the_meta_device_is_refused_by_its_name() -> None:
+    """torch's own sentence was "unknown device type for autocast"."""
+    with pytest.raises(NoBackendError, match="on meta"):
+        GroupedLoRA(G, K, F, 8, device="meta")(torch.empty(M, K, device="meta"), SIZES)
 
 
 @pytest.mark.parametrize("name", MODULES)

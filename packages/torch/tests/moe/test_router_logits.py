@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import grad, vmap
 
 import octavo_numerics
 from octavo import HighPrecision
@@ -128,6 +129,29 @@ def test_derivatives_of_the_gradients(
     for gradient, dx, drouter in zip(many, dxs, drouters, strict=True):
         assert not complaint("dx", dx, gradient, router.t(), "fp32")
         assert not complaint("drouter", drouter, gradient.t(), x.t(), "fp32")
+
+
+def test_functional_gradients_in_autocast(rng: np.random.Generator) -> None:
+    """torch.func.grad inside of autocast, whose backward runs there, too: the bits of a backward outside. So with its
+    derivative, and in a batch of routers' tokens."""
+    x, router, dy = torch.randn(T, K), torch.randn(E, K), torch.randn(T, E)
+
+    def loss(x: Tensor, router: Tensor) -> Tensor:
+        return (router_logits(x, router) * dy).sum()
+
+    def penalty(x: Tensor, router: Tensor) -> Tensor:
+        return sum((value.square().sum() for value in grad(loss, (0, 1))(x, router)), start=torch.zeros(()))
+
+    def batched(x: Tensor, router: Tensor) -> Tensor:
+        return (vmap(router_logits, (0, None))(x[None], router) * dy).sum()
+
+    for function in (loss, penalty, batched):
+        made = grad(function, (0, 1))
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = made(x, router)
+        assert all(map(torch.equal, inside, made(x, router)))
+    leaves = [value.clone().requires_grad_() for value in (x, router)]
+    assert all(map(torch.equal, grad(loss, (0, 1))(x, router), torch.autograd.grad(loss(*leaves), leaves)))
 
 
 @pytest.mark.parametrize("dtype", ROUTERS, ids=str)

@@ -23,6 +23,7 @@ from octavo_registry.contract.cards import Activation
 from octavo_torch.adapters.grouped_mm import GroupedMM
 from octavo_torch.adapters.torchtitan_types import Dims, Dispatcher, Experts, OurConfig, RoutedConfig, owner_of
 from octavo_torch.arrays.checks import brief
+from octavo_torch.arrays.per_group import concatenated
 from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes
 from octavo_torch.moe.moe import moe_mlp
 from octavo_torch.moe.parallel.options import Exchange, Returns
@@ -218,4 +219,4 @@ def _weights(experts: Experts, formula: Formula, ep: DeviceMesh | None) -> _Weig
 
     first = [own(name) for name in formula.first]
     bias1, bias2 = (None if name is None else own(name) for name in (formula.bias1, formula.bias2))
-    return _Weights(first[0] if len(first) == 1 else torch.cat(first, 1), own(formula.second), bias1, bias2)
+    return _Weights(first[0] if len(first) == 1 else concatenated(first, 1), own(formula.second), bias1, bias2)

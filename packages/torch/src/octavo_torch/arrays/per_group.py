@@ -41,6 +41,12 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
         return torch.stack(tuple(parts))
 
 
+def concatenated(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """torch.cat; inside of autocast in any dtype, as `stacked`."""
+    with without_autocast(parts[0].device.type):
+        return torch.cat(tuple(parts), dim)
+
+
 class _Joined(torch.autograd.Function):
     """G tensors as one [G, ...]; their gradients are the parts of one tensor."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.interleaving import from_halves, to_halves
+from octavo_torch.arrays.per_group import concatenated, stacked
 
 _OF_AN_EXPERT = re.compile(r"(?P<path>(?:.*\.)?experts)\.(?P<number>\d+)\.(?P<name>.+)\.(?P<kind>[^.]+)")
 _STACKED = re.compile(r"(?P<path>(?:.*\.)?experts)\.(?P<kind>weight|bias)1")
@@ -196,11 +196,11 @@ def _joined(
             raise ValueError(
                 f"{key} has shape {shape} and {names[0]}.{kind} of it {list(parts[0].shape)}; give equal ones"
             )
-    return torch.cat(parts)
+    return concatenated(parts)
 
 
 def _stacked(values: list[Tensor], path: str) -> Tensor:
     for value in values:
         if value.shape != values[0].shape or value.dtype != values[0].dtype:
             raise ValueError(f"experts of {path} have {brief(values[0])} and {brief(value)}; give equal ones")
-    return torch.stack(values)
+    return stacked(values)

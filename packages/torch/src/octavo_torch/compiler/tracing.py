@@ -52,7 +52,7 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
     Arguments are tensors and constants, results are tensors. An argument may be None if that is its default, and if it
     is given by keyword or no other value follows it.
     """
-    traced: Callable[P, R] = torch._dynamo.nonstrict_trace(function)
+    traced = one_node(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,10 +67,35 @@ def one_call(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def one_node(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one node of dynamo's graph, below which it is traced.
+
+    A number that has changed since dynamo compiled is a symbol there. It is read, so that dynamo compiles again where
+    it is another one; but operators take a symbol as group_offset.
+    """
+
+    @wraps(function)
+    def with_numbers(*args: P.args, **kwargs: P.kwargs) -> R:
+        numbers = {name: value if name == "group_offset" else _read(value) for name, value in kwargs.items()}
+        return function(*map(_read, args), **numbers)  # type: ignore[arg-type]
+
+    traced: Callable[P, R] = torch._dynamo.nonstrict_trace(with_numbers)
+    return traced
+
+
+def _read(value: object) -> object:
+    """`value`, with numbers in place of symbols, also of those in a tuple."""
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    return tuple(map(_read, value)) if type(value) is tuple else value
+
+
 def in_graph(x: object, options: Mapping[str, object]) -> dict[str, object]:
     """The options of a call on `x` in dynamo's graph: those that are not None, a seed as a tensor.
 
-    An integer that is another one in each step is a symbol of the graph, and such a call takes no symbol.
+    So one graph serves all seeds, whereas a number that the call reads would be compiled in.
     """
     present = {name: value for name, value in options.items() if value is not None}
     seed = present.get("seed")

@@ -49,6 +49,12 @@ def check_transform(subject: Subject) -> None:
         raise no_transform(interpreter.key().name, subject)
 
 
+def functionalizing() -> bool:
+    """Whether the call is inside of torch.func.functionalize, which takes no autograd function."""
+    stack = (transforms_active() and _functorch.get_interpreter_stack()) or ()
+    return any(one.key() == _functorch.TransformType.Functionalize for one in stack)
+
+
 def unwrapped(value: Tensor) -> Tensor:
     """The tensor that torch.func.grad has wrapped, or `value` itself; derivatives do not see what is done with it."""
     while _functorch.is_gradtrackingtensor(value):

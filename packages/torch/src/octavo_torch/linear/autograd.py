@@ -147,7 +147,8 @@ class GroupedLinearFunction(FirstOrderFunction):
     ) -> Tensor:
         """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
         layer = call.layer
-        y, rows, matrices = run_forward(call, forward_seed(call), x, weight, bias, bias_scales)
+        values = call.values_of(weight)
+        y, rows, matrices = run_forward(call, forward_seed(call), x, values, bias, bias_scales)
         call.release()
         tensors = [caller_sizes(call.sizes), None, None]
         if bias_scales is not None:
@@ -155,7 +156,7 @@ class GroupedLinearFunction(FirstOrderFunction):
         if layer.need_dw:
             ctx.x = Saved(rows if layer.quantized_wgrad else x, tensors)
         if layer.need_dx:
-            ctx.w = Saved(matrices if layer.quantized_dgrad else weight, tensors, planes=layer.w_planes.dgrad)
+            ctx.w = Saved(matrices if layer.quantized_dgrad else values, tensors, planes=layer.w_planes.dgrad)
         save(ctx, *tensors)
         ctx.call = call
         ctx.dtypes = dtypes_of(x, weight, bias, bias_scales, anchor)

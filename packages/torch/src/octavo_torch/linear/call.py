@@ -80,6 +80,7 @@ class Call(Options):
     sizes     int [G], or what `layer.prepare` returned for them
     x_codes   the codes of an x that was quantized before the call
     w_codes   the codes of a weight that was quantized before the call
+    w_values  the weight in the dtype in which the call reads it, if autograd is given the weight before that cast
     w_made    codes of the weight that the call has made before its product starts
     target    where the weight's gradient goes; None: to autograd
     whole     the passes of a layer that one backend runs whole; only set on that route
@@ -96,11 +97,16 @@ class Call(Options):
     sizes: Sizes = field(init=False)
     x_codes: GroupedTensor | None = field(default=None, init=False)
     w_codes: GroupedTensor | None = field(default=None, init=False)
+    w_values: Tensor | None = field(default=None, init=False)
     w_made: GroupedTensor | None = field(default=None, init=False)
     target: WgradTarget | None = field(default=None, init=False)
     whole: WholePasses = field(init=False)
     context: object = field(default=None, init=False)
 
+    def values_of(self, weight: Tensor) -> Tensor:
+        """The weight as the call reads it, of the one that autograd is given."""
+        return weight if self.w_values is None else self.w_values
+
     def release(self) -> None:
         """Drops what only the forward reads, because backward keeps the call alive."""
-        self.out = self.x_codes = self.w_codes = self.w_made = None
+        self.out = self.x_codes = self.w_codes = self.w_values = self.w_made = None

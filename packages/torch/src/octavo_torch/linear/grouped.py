@@ -80,9 +80,9 @@ def apply(
     b: Tensor | None
     if type(weight) in _PLAIN and (bias is None or type(bias) in _PLAIN):
         # as parameters_of would return them; typing.cast would be a call
-        source, leaves, w, b = weight, weight, weight, bias  # type: ignore[assignment]
+        source, leaves, w, b, uncast = weight, weight, weight, bias, None  # type: ignore[assignment]
     else:
-        source, leaves, w, b = parameters_of(weight, bias)
+        source, leaves, w, b, uncast = parameters_of(weight, bias)
     rows_or_codes, x_codes = x, None
     if isinstance(x, QUANTIZED):
         x, x_codes, group_sizes = rows_of(x, w, group_sizes, call.recipe)
@@ -136,21 +136,22 @@ def apply(
         if need_any and layer.needs_seed:
             call.seed = for_backward(call.seed)
     autograds = source is leaves and call.main_grad is None and call.delayed_wgrad is None
+    seen = w  # by autograd
+    if not autograds or uncast is not None:
+        seen = resolve_weight(call, Parameters(source, leaves, w, b, uncast), need_dw)
     if (plain and autograds and x_codes is None) and (whole := whole_passes_for(layer, x, w, b, state)) is not None:
         call.whole = whole
-        return whole_layer_function(call, x, w, b) if need_any else whole_forward(call, x, w, b)[0]
+        return whole_layer_function(call, x, seen, b) if need_any else whole_forward(call, x, w, b)[0]
     if x_codes is not None:
         check_codes(layer, recipe, rows_or_codes, x_codes)
     elif type(x) not in _PLAIN:
         check_layout("x", x)
     if layer.prepare is not None:
         call.sizes = layer.prepare(sizes, rows, x)
-    if not autograds:
-        w = resolve_weight(call, Parameters(source, leaves, w, b), need_dw)
     # detached so that the caller's tensor stays a plain buffer, for the next call
     out = call.out = None if call.out is None else call.out.detach()
     if need_any:
-        return grouped_linear_function(call, out, x, w, b, bias_scales, anchor_of(call))
+        return grouped_linear_function(call, out, x, seen, b, bias_scales, anchor_of(call))
     y = run_forward(call, forward_seed(call), x, w, b, bias_scales)[0]
     if out is not None:
         mark_written(out)

@@ -77,12 +77,14 @@ class Parameters(NamedTuple):
     leaves   the high-precision weight, which receives the gradient: one tensor, or one per group
     weight   [G, N, K]: those leaves as one tensor, in the dtype in which the call reads them
     bias     [G, N], or None
+    uncast   of a weight that was cast, the tensor [G, N, K] before that; else None
     """
 
     source: Weights | QuantizedWeight
     leaves: Weights
     weight: Tensor
     bias: Tensor | None
+    uncast: Tensor | None = None
 
 
 def local_parameters(
@@ -123,23 +125,26 @@ def parameters_of(weight: GivenWeight, bias: Weights | None, names: tuple[str, s
         weight = weight.weight
     source, bias = local_parameters(weight, bias)
     leaves = source.weight if isinstance(source, QuantizedWeight) else source
-    whole = as_one(names[0], leaves)
+    whole = given = as_one(names[0], leaves)
     if dtype is not None:
-        whole = cast_values(whole, dtype)
+        whole = cast_values(given, dtype)
     if isinstance(source, QuantizedWeight):
         source.check_values(names[0], whole.dtype)
-    return Parameters(source, leaves, whole, None if bias is None else as_one(names[1], bias))
+    uncast = None if whole is given else given
+    return Parameters(source, leaves, whole, None if bias is None else as_one(names[1], bias), uncast)
 
 
 def resolve_weight(call: Call, parameters: Parameters, need_dw: bool, name: str = "weight") -> Tensor:
-    """Sets `call.w_codes` and `call.target`. Returns the tensor that autograd has to see as the weight.
+    """Sets the call's `w_codes`, `w_values` and `target`. Returns the tensor that autograd has to see as the weight.
+
+    That is the tensor before autocast's cast, whose own backward would get no gradient in fp32, but a rounded one.
 
     need_dw   whether the weight's gradient is needed
     name      of the weight in messages
 
     Raises ValueError for codes that do not fit the layer, and for a target that does not fit the weight.
     """
-    source, leaves, weight, _ = parameters
+    source, leaves, weight, _, uncast = parameters
     if isinstance(source, QuantizedWeight):
         source.check(call.recipe, call.layer.w_layouts, call.layer.w_order)
         if source.interleave != call.interleave:
@@ -149,7 +154,10 @@ def resolve_weight(call: Call, parameters: Parameters, need_dw: bool, name: str 
             )
         call.w_codes = source.codes
     if call.main_grad is None and call.delayed_wgrad is None:
-        return weight
+        if uncast is None:
+            return weight
+        call.w_values = weight.detach()
+        return uncast
     call.target = target_for(leaves, need_dw, call.main_grad, call.delayed_wgrad)
     # autograd runs a weight's hooks even without a gradient for it, so a postponed one is detached: see anchor_of
     return weight if anchor_of(call) is None else weight.detach()

@@ -86,9 +86,11 @@ class WholeLayerFunction(FirstOrderFunction):
     @staticmethod
     def forward(ctx: WholeContext, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """y [M, N]."""
-        y, codes = whole_forward(call, x, weight, bias)
+        values = weight if call.w_values is None else call.w_values
+        y, codes = whole_forward(call, x, values, bias)
         whole = call.whole
-        save(ctx, codes, x if whole.keeps_x else None, weight if whole.keeps_w else None)
+        save(ctx, codes, x if whole.keeps_x else None, values if whole.keeps_w else None)
+        call.w_values = None
         ctx.call = call
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         return y

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import GroupSizes
+from octavo_torch.compiler.autocast import autocast_on
 from octavo_torch.dispatch.device import CUDA_MULTIPLE
 from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.functional import grouped_linear
@@ -40,7 +40,7 @@ class LowRank(Adapter):
         missing = -a.shape[1] % CUDA_MULTIPLE
         if missing:
             a, b = pad(a, (0, 0, 0, missing)), pad(b, (0, missing))
-        if not torch.is_autocast_enabled(x.device.type):
+        if not autocast_on(x.device.type):
             a, b = a.to(x.dtype), b.to(x.dtype)
         if self.dropped:
             x = dropout(x, self.dropped)

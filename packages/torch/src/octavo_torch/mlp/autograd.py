@@ -62,6 +62,8 @@ class GroupedMLPFunction(FirstOrderFunction):
         """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
         plan = call.plan
         fc1, fc2 = plan.fc1, plan.fc2
+        dtypes = dtypes_of(x, w1, w2, probs, bias1, bias2, bias2_scales, anchor)
+        w1, w2 = call.fc1.values_of(w1), call.fc2.values_of(w2)
         operands = Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
         own_x, own_w1, own_w2 = (codes is None for codes in (call.fc1.x_codes, call.fc1.w_codes, call.fc2.w_codes))
         result = forward(call, operands)
@@ -80,8 +82,7 @@ class GroupedMLPFunction(FirstOrderFunction):
         if fc2.need_dx:
             ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
         save(ctx, *tensors)
-        ctx.call, ctx.freed = call, False
-        ctx.dtypes = dtypes_of(*operands, anchor)
+        ctx.call, ctx.freed, ctx.dtypes = call, False, dtypes
         if out is not None:
             ctx.mark_dirty(out)
         return result.y

@@ -45,8 +45,8 @@ class MoeFunction(FirstOrderFunction):
         anchor: Tensor | None,
     ) -> Tensor:
         """y [T, N]. `anchor`: see prepare.anchor_of."""
-        operands = MoeOperands(x, w1, w2, weights, bias1, bias2)
-        dtypes = dtypes_of(*operands, anchor)
+        dtypes = dtypes_of(x, w1, w2, weights, bias1, bias2, anchor)
+        operands = MoeOperands(x, call.fc1.values_of(w1), call.fc2.values_of(w2), weights, bias1, bias2)
         choices, operands, arriving = arrive(call, choices, operands)
         result = forward(call, choices, operands, arriving)
         saved = saved_by(call, choices, operands, result)

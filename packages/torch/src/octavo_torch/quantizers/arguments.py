@@ -52,7 +52,7 @@ def check_quantize(x: object, spec: QuantizerSpec, group_sizes: object, seed: ob
 
 def check_group_offset(group_offset: object, groups: int) -> None:
     """ValueError for anything but an integer with which every group's number has 32 bits."""
-    if isinstance(group_offset, bool) or not isinstance(group_offset, int):
+    if isinstance(group_offset, bool) or not isinstance(group_offset, int | torch.SymInt):
         raise ValueError(f"group_offset is {brief(group_offset)}; give an integer, the first group's number")
     if not 0 <= group_offset <= (1 << 32) - groups:
         raise ValueError(

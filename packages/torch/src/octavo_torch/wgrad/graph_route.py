@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo_torch.compiler.tracing import in_graph
+from octavo_torch.compiler.tracing import in_graph, one_node
 from octavo_torch.wgrad.target import OUTSIDE_GRAPH
 
 
@@ -17,7 +17,7 @@ def graph_route(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Dynamo sees one call. What happens inside is traced below it, where the registry, memos and autograd are plain
     Python. Keywords that are None are left out, because a call out of traced code takes no None.
     """
-    as_one_node = torch._dynamo.nonstrict_trace(function)
+    as_one_node = one_node(function)
     beside_graph: Callable[..., Tensor] = torch.compiler.disable(function, reason=OUTSIDE_GRAPH)  # type: ignore[no-untyped-call]
 
     def traced(*operands: object, **options: object) -> Tensor:

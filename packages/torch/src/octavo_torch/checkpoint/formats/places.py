@@ -13,6 +13,7 @@ from octavo.errors import shown
 from octavo_registry.contract.cards import GATED
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.interleaving import to_halves
+from octavo_torch.arrays.per_group import concatenated, stacked
 from octavo_torch.checkpoint.experts import Expert, chosen_experts, projections_of
 from octavo_torch.checkpoint.formats.blocks import Blocks, join
 from octavo_torch.checkpoint.formats.fp4 import CompressedMxfp4, GptOssMxfp4, ModelOptNvfp4
@@ -120,10 +121,10 @@ class Matrices:
                 if not bool(value.isfinite().all()):
                     raise ValueError(f"the bias of {part.name} is not finite in the file; give a file of finite values")
             if found:
-                rows.append(torch.cat([value for _, value in found]))
+                rows.append(concatenated([value for _, value in found]))
         if not rows:
             return None
-        whole = torch.stack(rows)
+        whole = stacked(rows)
         return to_halves(whole, 1) if self.alternate else whole
 
     def tensors(self) -> set[str]:

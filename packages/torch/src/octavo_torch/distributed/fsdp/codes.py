@@ -12,6 +12,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo_torch.arithmetic.casts import ABS_BITS
 from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.per_group import concatenated
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.layers import layer_for
@@ -104,7 +105,7 @@ def gather_scales(scales: list[Tensor], dim: int, group: dist.ProcessGroup) -> l
     dist.all_gather([*gathered.unbind()], local, group=group)
     split = iter(torch.split(gathered, [part.numel() for part in parts], 1))
     return [
-        torch.cat([row.clone().view(scale.dtype).view(scale.shape) for row in next(split)], dim)
+        concatenated([row.clone().view(scale.dtype).view(scale.shape) for row in next(split)], dim)
         if scale.dim() == 3
         else scale.clone()
         for scale in scales

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from octavo import GroupedTensorSpec
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.per_group import concatenated
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.distributed.fsdp.codes import gather_scales, quantize_shard, reads_plain, whole_layer
 from octavo_torch.distributed.fsdp.gather_state import Gathered, GatherInput, GatherState
@@ -192,4 +193,4 @@ def _padded(values: Tensor, whole: torch.Size, dim: int, ranks: int) -> Tensor:
         return values
     shape = [*values.shape]
     shape[dim] = missing
-    return torch.cat([values, values.new_zeros(shape)], dim)
+    return concatenated([values, values.new_zeros(shape)], dim)

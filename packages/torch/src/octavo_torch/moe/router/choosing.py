@@ -92,8 +92,7 @@ def choose_experts(
 def _choose(
     logits: Tensor, rule: _Rule, bias: Tensor | None = None, replay: Tensor | None = None, backend: HashableNames = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # a float is a symbol, too, under torch.compile(dynamic=True)
-    known = RouterRule(*rule[:-1], float(rule[-1]))
+    known = RouterRule(*rule)
     integers = None if replay is None else replay.long()
     if transforms_active():
         _check_unbatched(logits, bias, integers)

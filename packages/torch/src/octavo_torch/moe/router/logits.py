@@ -18,7 +18,7 @@ from octavo_torch.compiler.autocast import without_autocast
 from octavo_torch.compiler.autograd_context import AutogradContext
 from octavo_torch.compiler.refused_derivatives import wants_graph
 from octavo_torch.compiler.tracing import one_call
-from octavo_torch.compiler.transforms import is_batched, transforms_active
+from octavo_torch.compiler.transforms import functionalizing, is_batched, transforms_active
 from octavo_torch.dispatch.device import arch_of
 
 _BY_TENSOR_CORES = (torch.bfloat16, torch.float32)
@@ -32,15 +32,21 @@ def router_logits(x: Tensor, router: Tensor) -> Tensor:
     Gradients are products in fp32, too, rounded to the dtypes of x and router. What is kept for them is x and router as
     they are. Products of fp32 and of fp16 tokens on CUDA are TF32 where the process has allowed that.
 
-    A backward may run with autocast on although its forward ran with it off: where `backward` is called inside of
-    autocast, and where a compiled graph was called there, since its backward always runs under the autocast of that
-    call.
+    A backward may run with autocast on although its forward ran with it off: where `backward` or torch.func.grad is
+    called inside of autocast, and where a compiled graph was called there, since its backward always runs under the
+    autocast of that call.
     """
     with without_autocast(x.device.type):
-        if transforms_active() or forward_ad._current_level >= 0:  # a Function needs a rule for either
-            return linear(x.float(), router.float())
-        logits: Tensor = _Product.apply(x, router)  # type: ignore[no-untyped-call]
-    return logits
+        return _product(x, router)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left right^T, whose gradients are such products, too."""
+    if forward_ad._current_level >= 0 or functionalizing():  # a Function has no rule for either
+        return _plain(left, right)
+    kind = _TransformedProduct if transforms_active() else _Product
+    made: Tensor = kind.apply(left, right)  # type: ignore[no-untyped-call]
+    return made
 
 
 class _Product(torch.autograd.Function):
@@ -49,21 +55,41 @@ class _Product(torch.autograd.Function):
         save(ctx, x, router)
         if _by_tensor_cores(x, router):
             return logits_by_parts(x, router)
-        return linear(x.float(), router.float())
+        return _plain(x, router)
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (dy,), (x, router) = grads, saved_tensors(ctx)
         wants_x, wants_router = ctx.needs_input_grad
+        product = _product if wants_graph(dy) else _plain
         # of many gradients at once, and to be differentiated again: torch has no rule for parts, nor for their product
-        parts = _by_tensor_cores(x, router) and not is_batched(dy) and not wants_graph(dy)
+        parts = _by_tensor_cores(x, router) and product is _plain and not any(map(is_batched, (dy, x, router)))
         dx = drouter = None
         with without_autocast(dy.device.type):
             if wants_x:
-                dx = (dx_by_parts(dy, router) if parts else dy @ router.float()).to(x.dtype)
+                dx = (dx_by_parts(dy, router) if parts else product(dy, router.t())).to(x.dtype)
             if wants_router:
-                drouter = (drouter_by_parts(dy, x) if parts else dy.t() @ x.float()).to(router.dtype)
+                drouter = (drouter_by_parts(dy, x) if parts else product(dy.t(), x.t())).to(router.dtype)
         return dx, drouter
+
+
+class _TransformedProduct(_Product):
+    """In the form that torch.func's transforms take, for which torch takes 20 microseconds more."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, router: Tensor) -> Tensor:  # type: ignore[override]
+        return _plain(x, router)
+
+    @staticmethod
+    def setup_context(ctx: AutogradContext, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        save(ctx, *inputs)
+
+
+def _plain(left: Tensor, right: Tensor) -> Tensor:
+    """left right^T in fp32."""
+    return linear(left.float(), right.float())
 
 
 def _by_tensor_cores(x: Tensor, router: Tensor) -> bool:
