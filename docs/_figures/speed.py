@@ -9,9 +9,10 @@ from typing import Any
 from bars import Chart, by_group, draw
 from workspace import ROOT
 
-MOE, STEP, GEMM, DEEPGEMM = (f"{name}-h200-2026-11-28" for name in ("moe", "step", "gemm", "gemm-deepgemm"))
+GEMM, DEEPGEMM = (f"{name}-h200-2026-11-28" for name in ("gemm", "gemm-deepgemm"))
+MOE, STEP, QUANTIZE = (f"{name}-h200-2026-11-30" for name in ("moe", "step", "quantize"))
 PEERS = "moe-peers-h200-2026-11-29"
-QUANTIZE, BATCHED = (f"{name}-h200-2026-11-22" for name in ("quantize", "gemm-batched"))
+BATCHED = "gemm-batched-h200-2026-11-22"
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
 SHAPE = [32768, 7168]

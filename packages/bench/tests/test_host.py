@@ -33,7 +33,7 @@ def test_python_and_the_api_beside_the_kernels(
     assert content["failures"] == []
     assert content["goals"] == {"reached": 0, "of": 0}
     assert "API / KERNELS" in result.out
-    has_the_schema_of(content, "host-h200-2026-11-22.json")
+    has_the_schema_of(content, "host-h200-2026-11-30.json")
 
 
 def _times(us: float) -> Times:

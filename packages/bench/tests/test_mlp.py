@@ -28,7 +28,7 @@ def test_recipes_both_ways(tmp_path: Path, run: Any, goals_file: Path, has_the_s
     fused = {row["kind"]: row["fused"] for row in content["rows"] if row["way"] == FUSED}
     assert "activation composed: no backend serves act_quantize" in fused["nvfp4"]
     assert "weighted rows" in result.out
-    has_the_schema_of(content, "mlp-h200-2026-11-28.json")
+    has_the_schema_of(content, "mlp-h200-2026-11-30.json")
 
 
 def test_both_ways_have_the_same_gradients(seed: int) -> None:

@@ -30,7 +30,7 @@ def test_a_row_per_recipe_and_two_of_torchs_own(
     assert content["failures"] == []
     assert content["goals"] == {"reached": 0, "of": 0}
     assert "2 per token" in result.out
-    has_the_schema_of(content, "moe-h200-2026-11-28.json")
+    has_the_schema_of(content, "moe-h200-2026-11-30.json")
     result = run(*MOE, "--choices", "3")
     assert result.code == 2
     assert "--choices is 3" in result.err

@@ -43,7 +43,7 @@ def test_torch_runs_every_recipe_and_reuses_weights(step: Step, has_the_schema_o
     assert all(row["ms"] > 0 for row in content["rows"])
     assert content["goals"] == {"reached": 0, "of": 0}
     assert "forward + backward in torch" in out
-    has_the_schema_of(content, "step-h200-2026-11-28.json")
+    has_the_schema_of(content, "step-h200-2026-11-30.json")
 
 
 @pytest.mark.slow

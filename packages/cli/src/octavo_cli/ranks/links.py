@@ -35,4 +35,4 @@ Not measured by us: network and network_us. They are solved from DeepEP's publis
 """
 
 COPY = 4191.0
-"""GB/s that quantizers read and write: copy_tb_per_s of benchmarks/results/quantize-h200-2026-11-22.json."""
+"""GB/s that quantizers read and write: copy_tb_per_s of benchmarks/results/quantize-h200-2026-11-30.json."""
