@@ -8,7 +8,7 @@ namespace octavo::cuda {
 
 constexpr int ROW_THREADS = 128;
 constexpr int ROW_PASS = 8 * ROW_THREADS;  // columns that its threads load at once
-constexpr int HELD_PASSES = 8;
+constexpr int KEPT_PASSES = 8;
 
 template <class S>
 struct RowArgs {
@@ -44,7 +44,7 @@ __device__ __forceinline__ Codes<F> scaled_codes(const Pack<T>& pack, float enco
 // none are smaller.
 template <class T>
 __host__ __device__ constexpr bool keeps_row(int64_t cols) {
-  return Pack<T>::bytes == 2 && cols > HELD_PASSES / 2 * ROW_PASS && cols <= HELD_PASSES * ROW_PASS;
+  return Pack<T>::bytes == 2 && cols > KEPT_PASSES / 2 * ROW_PASS && cols <= KEPT_PASSES * ROW_PASS;
 }
 
 template <class S, Format F>
@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(ROW_THREADS, 8) quantize_kept_row(const __grid
 
   const int64_t from = row_in(args.source, row);
   const int cols = static_cast<int>(args.cols), read = from < 0 ? 0 : cols;
-  P packs[HELD_PASSES];
+  P packs[KEPT_PASSES];
 #pragma unroll
-  for (int pass = 0; pass < HELD_PASSES; ++pass) {
+  for (int pass = 0; pass < KEPT_PASSES; ++pass) {
     const int col = pass * ROW_PASS + static_cast<int>(threadIdx.x) * 8;
     packs[pass] = col < read ? args.source.load(from, col) : zeros<typename S::Type>();
   }
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 8) quantize_kept_row(const __grid
   const float encode = row_scale<F>(P::fp32_bits(P::across(most), 0), of_warps, args.options);
   if (threadIdx.x == 0) static_cast<float*>(args.rowwise.scales)[row] = decode_scale(encode);
 #pragma unroll
-  for (int pass = 0; pass < HELD_PASSES; ++pass) {
+  for (int pass = 0; pass < KEPT_PASSES; ++pass) {
     const int col = pass * ROW_PASS + static_cast<int>(threadIdx.x) * 8;
     const Codes<F> codes = col < read ? scaled_codes<F>(packs[pass], encode) : Codes<F>{};
     if (col < cols) store_row_codes<true>(args.rowwise, row, col, cols, codes);
