@@ -15,6 +15,7 @@ from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.interleaving import check_interleave
 from octavo_torch.arrays.operands import check_weight
 from octavo_torch.arrays.per_group import Weights, are_same, as_one, leaves_of, version_of
+from octavo_torch.compiler.autocast import without_autocast
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.compiler.transforms import GROUPS, Subject, without_derivative
@@ -99,7 +100,7 @@ def quantize_own_values(
 
     For codes that take the place of their values.
     """
-    with torch.autocast(w.device.type, enabled=False):
+    with without_autocast(w.device.type):
         weight = quantize_weight(w, recipe, backend=backend, interleave=interleave)
     assert weight.codes is not None  # of recipes whose products read codes
     return weight.codes, weight.interleave

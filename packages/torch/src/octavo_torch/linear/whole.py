@@ -86,7 +86,7 @@ class WholeLayerFunction(FirstOrderFunction):
     @staticmethod
     def forward(ctx: WholeContext, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """y [M, N]."""
-        values = weight if call.w_values is None else call.w_values
+        values = call.values_of(weight)
         y, codes = whole_forward(call, x, values, bias)
         whole = call.whole
         save(ctx, codes, x if whole.keeps_x else None, values if whole.keeps_w else None)
