@@ -17,7 +17,7 @@ Dtypes
 
     DTYPES               the torch dtype of each high-precision dtype that a request can name
     DTYPE_NAMES          the name of each of these torch dtypes
-    FP8_DTYPE            the torch dtype of E4M3 and of E5M2 codes; E2M1 codes are uint8
+    PAYLOAD_DTYPE        the torch dtype of codes, by their format; E2M1 codes are uint8
     SCALE_DTYPE          the torch dtype of decode scales, by their format
     dtype_text           a dtype as error messages print it: "bfloat16" without torch's prefix
 
@@ -63,7 +63,7 @@ from __future__ import annotations
 from octavo_torch.arithmetic.operators import group_amax_of as group_amax
 from octavo_torch.arithmetic.operators import layout_from as plain_layout
 from octavo_torch.arithmetic.operators import quantizer_from, quantizer_text
-from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES, FP8_DTYPE, SCALE_DTYPE
+from octavo_torch.arrays.dtypes import DTYPE_NAMES, DTYPES, PAYLOAD_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.dtypes import name_of as dtype_text
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.arrays.per_group import leaves_of
@@ -95,9 +95,9 @@ __all__ = [
     "CHOOSE_OPERATORS",
     "DTYPES",
     "DTYPE_NAMES",
-    "FP8_DTYPE",
     "MOVE_OPERATORS",
     "OPERANDS",
+    "PAYLOAD_DTYPE",
     "PLANES",
     "SCALE_DTYPE",
     "WARMUP",

@@ -15,14 +15,13 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
 from octavo_native import GATED, InputArgs, PlaneArgs, PrologueArgs
 from octavo_native.layouts import VALUES, values_shape
-from octavo_torch.plugin_api import SCALE_DTYPE, Bounded, GroupedTensor, is_plain
+from octavo_torch.plugin_api import PAYLOAD_DTYPE, SCALE_DTYPE, Bounded, GroupedTensor, is_plain
 from octavo_torch_native.arrays.launch import address, aligned_rows, as_rows, in_pieces, submit, workspace
 from octavo_torch_native.quantizers.inputs import QuantizeInputs
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     PREFIX,
     Shape,
-    codes_dtype,
     geometry,
     layout_number,
     native_quantizer,
@@ -164,7 +163,7 @@ class QuantizeLaunch:
                 codes, scales = plane_shapes(make_layout(), direction, layout)
             else:
                 codes, scales = native_shapes(quantizer, quantized, groups, direction, layout)
-            outputs = [(codes, codes_dtype(quantizer)), (scales, SCALE_DTYPE[quantizer.scale_format])]
+            outputs = [(codes, PAYLOAD_DTYPE[quantizer.format]), (scales, SCALE_DTYPE[quantizer.scale_format])]
         if quantizer.scaling == "nvfp4":
             outputs.append(((groups,), torch.float32))
         return outputs

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import octavo_native
 from octavo.quantizer import Direction
-from octavo_torch.plugin_api import SCALE_DTYPE, plain_layout
+from octavo_torch.plugin_api import PAYLOAD_DTYPE, SCALE_DTYPE, plain_layout
 from octavo_torch_native.arrays.launch import address, submit
 from octavo_torch_native.arrays.operators import define
 from octavo_torch_native.quantizers.inputs import QuantizeInputs
@@ -17,7 +17,6 @@ from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     Shape,
-    codes_dtype,
     geometry,
     layout_number,
     plane_shapes,
@@ -136,7 +135,7 @@ def _converted_shapes(
 ) -> tuple[tuple[Shape, torch.dtype], tuple[Shape, torch.dtype]]:
     plain = plain_layout(quantizer, tuple([int(size) for size in shape]), groups)
     codes, scales = plane_shapes(plain, direction, to)
-    return (codes, codes_dtype(plain.quantizer)), (scales, SCALE_DTYPE[plain.quantizer.scale_format])
+    return (codes, PAYLOAD_DTYPE[plain.quantizer.format]), (scales, SCALE_DTYPE[plain.quantizer.scale_format])
 
 
 def _convert(

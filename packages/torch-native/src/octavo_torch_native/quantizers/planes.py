@@ -14,7 +14,7 @@ from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo_native import layouts as native_layouts
-from octavo_torch.plugin_api import DTYPE_NAMES, FP8_DTYPE, SCALE_DTYPE, dtype_text, quantizer_from
+from octavo_torch.plugin_api import DTYPE_NAMES, PAYLOAD_DTYPE, SCALE_DTYPE, dtype_text, quantizer_from
 
 Shape = tuple[int, ...]
 
@@ -52,11 +52,6 @@ def layout_number(layout: str) -> int:
     name = layout if layout in (PLAIN, native_layouts.VALUES) else "native"
     number: int = octavo_native.LAYOUTS[name]
     return number
-
-
-def codes_dtype(spec: QuantizerSpec) -> torch.dtype:
-    """A float8 type; uint8 for E2M1, which torch has no arithmetic for."""
-    return torch.uint8 if spec.format == "e2m1" else FP8_DTYPE[spec.format]
 
 
 def plane_shapes(layout: GroupedTensorSpec, direction: Direction, name: str) -> tuple[Shape, Shape]:
@@ -98,7 +93,7 @@ PlaneSizes = tuple[int, int, torch.dtype, torch.dtype]
 def plane_sizes(spec: GroupedTensorSpec, direction: Direction, name: str) -> PlaneSizes:
     """The sizes that kernels, which get nothing but addresses, expect of a plane in the layout of that name."""
     codes, scales = plane_shapes(spec, direction, name)
-    return prod(codes), prod(scales), codes_dtype(spec.quantizer), SCALE_DTYPE[spec.quantizer.scale_format]
+    return prod(codes), prod(scales), PAYLOAD_DTYPE[spec.quantizer.format], SCALE_DTYPE[spec.quantizer.scale_format]
 
 
 def check_plane(

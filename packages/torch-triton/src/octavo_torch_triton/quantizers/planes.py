@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo import GroupedTensorSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_torch.plugin_api import FP8_DTYPE, SCALE_DTYPE, GroupedTensor, plain_layout
+from octavo_torch.plugin_api import PAYLOAD_DTYPE, SCALE_DTYPE, GroupedTensor, plain_layout
 from octavo_triton.layouts import TURNED, output_names, turned_layout, turned_shape, with_shared
 
 Outputs = list[tuple[tuple[int, ...], torch.dtype]]
@@ -20,7 +20,7 @@ Outputs = list[tuple[tuple[int, ...], torch.dtype]]
 def outputs_of(layout: GroupedTensorSpec) -> Outputs:
     """Shape and dtype of each plane in that order."""
     spec = layout.quantizer
-    payload = torch.uint8 if spec.format == "e2m1" else FP8_DTYPE[spec.format]
+    payload = PAYLOAD_DTYPE[spec.format]
     outputs: Outputs = []
     for name in output_names(layout):
         direction: Direction = "rowwise" if name.startswith("rowwise") else "columnwise"

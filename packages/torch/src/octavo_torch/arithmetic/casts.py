@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.formats import FORMAT_MAX, Format
-from octavo_torch.arrays.dtypes import FP8_DTYPE
+from octavo_torch.arrays.dtypes import PAYLOAD_DTYPE
 
 FP8_NAN = 0x7F
 E2M1_NAN = 0x7  # E2M1 has no NaN; a poisoned unit's NaN comes from its scale
@@ -39,8 +39,8 @@ def canonical_nan(value: Tensor) -> Tensor:
 def to_fp8(value: Tensor, fmt: Format, poisoned: Tensor) -> Tensor:
     """FP8 codes of fp32 `value`; where `poisoned` (broadcast to it) is true, the NaN code."""
     limit = FORMAT_MAX[fmt]
-    codes = value.clamp(-limit, limit).to(FP8_DTYPE[fmt]).view(torch.uint8)
-    return codes.masked_fill_(poisoned, FP8_NAN).view(FP8_DTYPE[fmt])
+    codes = value.clamp(-limit, limit).to(PAYLOAD_DTYPE[fmt]).view(torch.uint8)
+    return codes.masked_fill_(poisoned, FP8_NAN).view(PAYLOAD_DTYPE[fmt])
 
 
 def e2m1_grid_code(magnitude: Tensor) -> Tensor:

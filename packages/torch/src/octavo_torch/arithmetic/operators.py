@@ -16,7 +16,7 @@ from octavo_torch.arithmetic.groups import RowGroups, bounded_sizes
 from octavo_torch.arithmetic.processor import check_subnormals
 from octavo_torch.arithmetic.quantize import OPERAND_NUMBER, Noise, group_amax, quantize_reference
 from octavo_torch.arithmetic.stats import operand_stats
-from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
+from octavo_torch.arrays.dtypes import PAYLOAD_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.compiler.graphs import check_not_captured
 from octavo_torch.compiler.operators import Operators
@@ -130,8 +130,7 @@ def _quantize(
 def _quantize_fake(x: Tensor, sizes: Tensor | None, quantizer: str, *_: object) -> list[Tensor]:
     layout = layout_of(x, sizes, quantizer)
     spec = layout.quantizer
-    payload = torch.uint8 if spec.format == "e2m1" else FP8_DTYPE[spec.format]
-    scale = SCALE_DTYPE[spec.scale_format]
+    payload, scale = PAYLOAD_DTYPE[spec.format], SCALE_DTYPE[spec.scale_format]
     planes = []
     for name in plane_names(spec):
         direction: Direction = "columnwise" if name.startswith("columnwise") else "rowwise"

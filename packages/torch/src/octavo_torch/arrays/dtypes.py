@@ -13,8 +13,12 @@ DTYPE_NAMES: dict[torch.dtype, DType] = {
 }
 DTYPES: dict[DType, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
-FP8_DTYPE: dict[Format, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-"""The dtype of FP8 codes; E2M1 codes are uint8."""
+PAYLOAD_DTYPE: dict[Format, torch.dtype] = {
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "e2m1": torch.uint8,
+}
+"""The dtype of codes; torch has no arithmetic for E2M1."""
 SCALE_DTYPE: dict[ScaleFormat, torch.dtype] = {
     "fp32": torch.float32,
     "e8m0": torch.uint8,

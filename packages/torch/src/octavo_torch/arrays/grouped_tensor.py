@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
-from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
+from octavo_torch.arrays.dtypes import PAYLOAD_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.dtypes import name_of as dtype_text
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
 from octavo_torch.compiler.tracing import is_plain, name_of, spec_of
@@ -138,7 +138,7 @@ def check_planes(name: str, tensor: GroupedTensor) -> None:
     For tensors that a caller has put together, or that come from a file, because kernels get bare addresses.
     """
     quantizer = tensor.spec.quantizer
-    dtypes = FP8_DTYPE.get(quantizer.format, torch.uint8), SCALE_DTYPE[quantizer.scale_format]
+    dtypes = PAYLOAD_DTYPE[quantizer.format], SCALE_DTYPE[quantizer.scale_format]
     for direction in quantizer.directions:
         codes, scale = getattr(tensor, direction), getattr(tensor, f"{direction}_scale")
         if getattr(tensor.spec, f"{direction}_layout") != PLAIN or codes is None or not is_plain(codes):

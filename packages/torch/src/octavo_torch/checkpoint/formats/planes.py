@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Direction
 from octavo_torch.arithmetic.casts import INF_BITS, bits_of
-from octavo_torch.arrays.dtypes import FP8_DTYPE
+from octavo_torch.arrays.dtypes import PAYLOAD_DTYPE
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.checkpoint.formats.blocks import Blocks, as_bytes
 from octavo_torch.distributed.fsdp.planes import from_planes, plane_names, plane_shape
@@ -100,7 +100,7 @@ _Plane = tuple[Tensor, Tensor, Tensor | None]
 def _direct(spec: QuantizerSpec, blocks: Blocks) -> _Plane | str:
     """The file's codes and scales as the recipe's rowwise plane, or why they are not."""
     unit = unit_of(spec, *blocks.codes.shape)
-    if blocks.codes.dtype is not FP8_DTYPE.get(spec.format, torch.uint8):
+    if blocks.codes.dtype is not PAYLOAD_DTYPE[spec.format]:
         return (
             f"{spec.format.upper()} codes with a scale per {unit[0]}x{unit[1]} do not hold all values of such a block"
         )

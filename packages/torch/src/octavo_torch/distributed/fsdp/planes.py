@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from octavo import GroupedTensorSpec, QuantizerSpec
-from octavo_torch.arrays.dtypes import FP8_DTYPE, SCALE_DTYPE
+from octavo_torch.arrays.dtypes import PAYLOAD_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
 from octavo_torch.quantizers.arguments import direction_name
 
@@ -40,7 +40,7 @@ def plane_shape(spec: GroupedTensorSpec, plane: str) -> tuple[tuple[int, ...], t
         return (spec.groups,), torch.float32
     if part == "scale":
         return spec.scale_shape(direction_name(direction)), SCALE_DTYPE[spec.quantizer.scale_format]
-    return spec.payload_shape(direction_name(direction)), FP8_DTYPE.get(spec.quantizer.format, torch.uint8)
+    return spec.payload_shape(direction_name(direction)), PAYLOAD_DTYPE[spec.quantizer.format]
 
 
 def from_gathered(spec: GroupedTensorSpec, payloads: Sequence[Tensor], scales: Sequence[Tensor]) -> GroupedTensor:
