@@ -1,4 +1,4 @@
-"""`octavo bench host` on the reference backend: both tables in every kind of recipe, and its goals."""
+"""`octavo bench host` on the reference backend: its tables in every kind of recipe, and its goals."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ def test_python_and_the_api_beside_the_kernels(
     content = json.loads(target.read_text())
     # torch's own grouped GEMM, where this torch has it, then ours
     assert [row["kind"] for row in content["host"] if row["kind"] != PEER] == list(kinds)
+    blocks = [row for row in content["blocks"] if row["kind"] != PEER]
+    assert [(row["kind"], row["tokens"], row["replay_us"]) for row in blocks] == [(kind, 16, None) for kind in kinds]
+    assert all(row[time]["median"] > 0 for row in content["blocks"] for time in ("host_us", "host_one_thread_us"))
     assert [(row["kind"], row["sizes"], row["replay_us"]) for row in content["layers"]] == [
         (kind, "skewed", None) for kind in kinds
     ]

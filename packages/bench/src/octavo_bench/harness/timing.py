@@ -108,7 +108,7 @@ def host_times_in_turn(ways: Sequence[Sequence[Call]], repeats: int) -> list[Tim
     """`times_in_turn` by the host's clock, after a call of each."""
     for calls in ways:
         calls[0]()
-    return times_in_turn(ways, repeats, lambda calls: [_host_us(call) for call in calls])
+    return times_in_turn(ways, repeats, lambda calls: [host_us(call) for call in calls])
 
 
 def _queued(calls: Sequence[Call], host_seconds: float) -> list[float]:
@@ -176,10 +176,11 @@ def host_times(call: Call, repeats: int, warmup: int = 3) -> Times:
     """Host time of one call; on a GPU that is the launch, since nothing waits for the device."""
     for _ in range(warmup):
         call()
-    return summary([_host_us(call) for _ in range(repeats)])
+    return summary([host_us(call) for _ in range(repeats)])
 
 
-def _host_us(call: Call) -> float:
+def host_us(call: Call) -> float:
+    """Microseconds of the host for one call."""
     start = time.perf_counter_ns()
     call()
     return (time.perf_counter_ns() - start) / 1e3

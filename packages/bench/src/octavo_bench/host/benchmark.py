@@ -22,6 +22,9 @@ _ROWS = {"cuda": 4096, "cpu": 256}
 SIDE = 256
 """K and N of the layers whose host time is taken: their kernels are short."""
 
+_BLOCKS = {"cuda": ("Qwen3-30B", 128, 2048, 768, 8), "cpu": ("small", 4, 32, 48, 2)}
+_TOKENS = {("cuda", False): (512, 2048, 8192), ("cuda", True): (512,), ("cpu", False): (16, 64), ("cpu", True): (16,)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostOptions(SizesOption, BackendOption):
@@ -39,6 +42,13 @@ class HostOptions(SizesOption, BackendOption):
         """Layers of several numbers of experts, whose host time is taken."""
         rows = _ROWS[self.chosen_device]
         return tuple(Shape("host", groups, SIDE, SIDE, rows) for groups in _EXPERTS[self.chosen_device, self.quick])
+
+    @property
+    def block_shapes(self) -> tuple[tuple[Shape, int], ...]:
+        """Experts of MoE layers whose host time is taken, (G, K, F, M) of M = T k rows, and k; few tokens first."""
+        name, groups, k, f, choices = _BLOCKS[self.chosen_device]
+        tokens = _TOKENS[self.chosen_device, self.quick]
+        return tuple((Shape(name, groups, k, f, count * choices), choices) for count in tokens)
 
     @property
     def backend_in_graphs(self) -> Names:
@@ -68,6 +78,54 @@ class HostRow:
             "groups": self.shape.groups,
             "backends": list(self.backends),
             "host_us": self.times.as_dict(),
+            "goals": goal_dicts(goals),
+        }
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """Host time of forward and backward of a MoE layer from given choices; backends are empty for torch's own.
+
+    one_thread   the same where autograd runs the backward in the caller's thread
+    replay       of a CUDA graph of the same step: what the device needs; None without a GPU
+    """
+
+    section: ClassVar[str] = "blocks"
+
+    kind: str
+    shape: Shape
+    choices: int
+    backends: tuple[str, ...]
+    times: Times
+    one_thread: Times
+    replay: Times | None
+
+    @property
+    def tokens(self) -> int:
+        """T, each with `choices` rows."""
+        return self.shape.rows // self.choices
+
+    @property
+    def over_device(self) -> float | None:
+        """The host's time over the device's: above 1 the device waits for Python."""
+        return None if self.replay is None else self.times.median / self.replay.median
+
+    def measures(self, rows: Sequence[Any]) -> dict[str, float]:
+        """No goal is set for it: a graph has none of this time."""
+        return {}
+
+    def as_dict(self, goals: Sequence[Goal] = ()) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "kind": self.kind,
+            "shape": list(self.shape.key),
+            "name": self.shape.name,
+            "choices": self.choices,
+            "tokens": self.tokens,
+            "backends": list(self.backends),
+            "host_us": self.times.as_dict(),
+            "host_one_thread_us": self.one_thread.as_dict(),
+            "replay_us": None if self.replay is None else self.replay.as_dict(),
             "goals": goal_dicts(goals),
         }
 
@@ -123,7 +181,8 @@ class ApiRow:
 class Host(Benchmark[HostOptions]):
     """What calling a layer in PyTorch costs beyond its kernels.
 
-    The time of Python, forward and backward, is taken at several numbers of experts. A whole step through
+    The time of Python, forward and backward, is taken at several numbers of experts, and of a MoE layer at several
+    numbers of tokens, with a replay of its CUDA graph, which says whether the GPU waits. A whole step through
     `grouped_linear` is compared with its quantizers and GEMMs called one after the other, and a replay of its CUDA
     graph with the sum of its kernels as torch's profiler sees them. The exit code is 1 if a row fails or nothing
     ran. A missed goal is reported and is not a failure.
@@ -132,12 +191,15 @@ class Host(Benchmark[HostOptions]):
     name = HostOptions.command
     options = HostOptions
     work = "octavo_bench.host.work:host_rows"
-    sections: ClassVar[tuple[str, ...]] = ("host", "layers")
+    sections: ClassVar[tuple[str, ...]] = ("host", "blocks", "layers")
 
     def tables(self, results: Results) -> Iterable[Table[Any]]:
-        """The host's table, and one per shape and vector of sizes."""
+        """The host's tables, and one per shape and vector of sizes."""
         host = f"Python's part of forward + backward of a GroupedLinear [G, {SIDE}, {SIDE}]"
         yield Table(HostRow, lambda row: host, _HOST)
+        yield Table(
+            BlockRow, lambda row: f"Python's part of forward + backward of a MoE layer, {row.shape.label}", _BLOCK
+        )
         yield Table(
             ApiRow, lambda row: f"{row.shape.label}, {row.sizes}: forward + backward of a layer and its kernels", _API
         )
@@ -148,6 +210,19 @@ _HOST: tuple[Column[HostRow], ...] = (
     Column("experts", lambda row: str(row.row.shape.groups)),
     Column("host us (10-90 %)", lambda row: spread(row.row.times, milliseconds=False), f"{SPREAD} of the host's time"),
     GOAL,
+    BACKENDS,
+)
+_BLOCK: tuple[Column[BlockRow], ...] = (
+    Column("recipe", lambda row: row.row.kind),
+    Column("tokens", lambda row: str(row.row.tokens)),
+    Column("host us (10-90 %)", lambda row: spread(row.row.times, milliseconds=False), f"{SPREAD} of the host's time"),
+    Column(
+        "in one thread us",
+        lambda row: number(row.row.one_thread.median, ".1f"),
+        "with torch.autograd.set_multithreading_enabled(False)",
+    ),
+    Column("replay us", lambda row: number(None if row.row.replay is None else row.row.replay.median, ".1f")),
+    Column("host / replay", lambda row: number(row.row.over_device, ".2f"), "above 1 the GPU waits for Python"),
     BACKENDS,
 )
 _API: tuple[Column[ApiRow], ...] = (

@@ -24,24 +24,27 @@ def peer_calls(layer: Layer, kind: str) -> list[Call]:
 
 def own_calls(layer: Layer, way: str) -> list[Call]:
     """torch's grouped GEMM in bf16 between index_select and what brings the rows back; gradients of all leaves."""
-    groups, _, _, rows = layer.shape.key
-    check_aligned([rows // groups])
-    experts = torch.arange(groups, device=layer.sets[0].x.device)
+    check_aligned([layer.shape.rows // layer.shape.groups])
 
     def forward(operands: Operands) -> Tensor:
-        index, weights = route(operands, layer.choices)
-        flat = index.view(-1)
-        order = torch.argsort(flat, stable=True)
-        ends = torch.searchsorted(flat[order], experts, right=True, out_int32=True)
-        tokens = order // layer.choices
-        gate, up = grouped(operands.x.index_select(0, tokens), operands.w1, ends).chunk(2, -1)
-        a = silu(gate) * up * weights.view(-1)[order][:, None].to(gate.dtype)
-        y = grouped(a, operands.w2, ends)
-        if way == ADDED:
-            return torch.zeros_like(operands.x).index_add(0, tokens, y)
-        return y.index_select(0, inverse_of(order)).view(-1, layer.choices, y.shape[1]).sum(1)
+        return own_layer(operands, *route(operands, layer.choices), way)
 
     return [gradients_call(partial(forward, one), one.leaves, one.dy) for one in layer.sets]
+
+
+def own_layer(operands: Operands, index: Tensor, weights: Tensor, way: str = ADDED) -> Tensor:
+    """The layer's result y [T, K] for given choices [T, k] and their weights."""
+    flat, choices = index.view(-1), index.shape[1]
+    experts = torch.arange(len(operands.w1), device=index.device)
+    order = torch.argsort(flat, stable=True)
+    ends = torch.searchsorted(flat[order], experts, right=True, out_int32=True)
+    tokens = order // choices
+    gate, up = grouped(operands.x.index_select(0, tokens), operands.w1, ends).chunk(2, -1)
+    a = silu(gate) * up * weights.view(-1)[order][:, None].to(gate.dtype)
+    y = grouped(a, operands.w2, ends)
+    if way == ADDED:
+        return torch.zeros_like(operands.x).index_add(0, tokens, y)
+    return y.index_select(0, inverse_of(order)).view(-1, choices, y.shape[1]).sum(1)
 
 
 def sonic_calls(layer: Layer) -> list[Call]:
