@@ -13,7 +13,9 @@ import pytest
 import octavo
 import octavo_numerics
 import octavo_registry
+from octavo_jax import bridge
 from octavo_jax.bridge import BRIDGE
+from octavo_jax.dispatch.device import device_holding
 
 
 def test_the_registry_finds_it() -> None:
@@ -67,6 +69,26 @@ def test_grouped_linear(compiled: bool, rng: np.random.Generator) -> None:
     assert all(np.array_equal(getattr(results[0], name), getattr(results[1], name)) for name in ("y", "dx", "dw", "db"))
     forward = BRIDGE.grouped_linear(x, w, [7, 9], recipe=recipe, scales=scales)
     assert forward.dx is None
+
+
+def test_a_layer_is_planned_for_the_device_of_its_arrays(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with a GPU, layers on the CPU had plans for the GPU: autograd's traced arrays name no device."""
+    planned = []
+    grouped_dense = bridge.grouped_dense
+
+    def watched(x: jax.Array, *args: Any, **options: Any) -> Any:
+        planned.append((isinstance(x, jax.core.Tracer), device_holding(x)))
+        return grouped_dense(x, *args, **options)
+
+    monkeypatch.setattr(bridge, "grouped_dense", watched)
+    elsewhere = jax.devices()[-1]  # not the default one, of several
+    shapes = (20, 16), (2, 8, 16), (20, 8)
+    x, w, dy = (jax.device_put(rng.standard_normal(shape).astype(np.float32), elsewhere) for shape in shapes)
+    result = BRIDGE.grouped_linear(x, w, [7, 9], dy, recipe=octavo.MXFP8())
+    assert planned == [(True, elsewhere)]
+    assert result.dw.devices() == {elsewhere}
 
 
 def test_host_reads_are_seen() -> None:

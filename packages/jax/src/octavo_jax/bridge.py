@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
-from octavo_jax.dispatch.device import device_kind
+from octavo_jax.dispatch.device import device_holding, device_kind
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.quantizers.functional import quantize
 from octavo_jax.quantizers.rounded import rounding_first
@@ -127,7 +127,9 @@ class JaxFramework:
             return result.y, result.dx, result.dw, result.db
 
         run = jax.jit(arrays) if compiled else arrays
-        return LayerResult(*run(x, w, bias, None if host_sizes is not None else group_sizes, dy))
+        # a traced array says nothing of its device, so that layers are planned for the default one
+        with jax.default_device(device_holding(x)):
+            return LayerResult(*run(x, w, bias, None if host_sizes is not None else group_sizes, dy))
 
     def shards(self, device: str) -> int:
         """Devices of that kind; XLA_FLAGS=--xla_force_host_platform_device_count makes several of a CPU."""

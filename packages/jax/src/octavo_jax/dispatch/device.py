@@ -19,12 +19,12 @@ class DeviceKind(NamedTuple):
 
 def device_of(x: Array) -> DeviceKind:
     """The kind of the device that x is on, or of the default device for a traced x and for one of numpy's."""
-    return device_kind(_device(x))
+    return device_kind(device_holding(x))
 
 
 def multiprocessors_of(x: Array) -> int:
     """How many multiprocessors the same device has; OctavoError if JAX does not tell."""
-    device = _device(x)
+    device = device_holding(x)
     count = getattr(device, "core_count", None)
     if not isinstance(count, int):
         raise OctavoError(
@@ -34,7 +34,8 @@ def multiprocessors_of(x: Array) -> int:
     return count
 
 
-def _device(x: Array) -> Any:
+def device_holding(x: Array) -> Any:
+    """The device that x is on, the first of several; the default device for a traced x and for one of numpy's."""
     if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
         default = jax.config.jax_default_device  # type: ignore[attr-defined]
         return jax.devices(default)[0] if isinstance(default, str) else default or jax.devices()[0]
