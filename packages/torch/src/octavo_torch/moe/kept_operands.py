@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -113,7 +114,7 @@ class KeptOperands:
             return TokenRows(self._tensor("x"), *self.places)
         if self._call.form == "keep_all":
             return self._kept("x")
-        again, tokens = self._backward_call(), self._tensor("x")
+        again, tokens = self._backward_call, self._tensor("x")
         if takes_tokens(again.plan.fc1, "x"):
             quantizer = again.plan.fc1.quantizers["x"]
             return quantize_tokens(again.fc1, quantizer, "x", tokens, self.places, self._seeds[0])
@@ -126,7 +127,7 @@ class KeptOperands:
             return activation_again(call, h, self.probs, seed)
         if "a" in self._saved:
             return self._kept("a")
-        _, codes = activation_of(self._backward_call(), h, self.probs, self._seeds[1])
+        _, codes = activation_of(self._backward_call, h, self.probs, self._seeds[1])
         assert codes is not None  # a quantized wgrad reads them
         return codes
 
@@ -163,7 +164,7 @@ class KeptOperands:
         codes = self._codes(name)
         if codes is not None:
             return codes
-        again, weight = self._backward_call(), self._tensor(name)
+        again, weight = self._backward_call, self._tensor(name)
         layer_call = (again.fc1, again.fc2)[number]
         quantize = layer_call.layer.quantize_w
         assert quantize is not None  # of what forward did not keep
@@ -175,6 +176,7 @@ class KeptOperands:
             value.group_sizes = group_sizes_of(self.sizes)
         return value
 
+    @cached_property  # copies of three calls, which take as long as several launches
     def _backward_call(self) -> MlpCall:
         return self._call.again(self._call.moe.backward, self._scales)
 
