@@ -9,7 +9,7 @@ from typing import Any
 from bars import Chart, by_group, draw
 from workspace import ROOT
 
-GEMM, DEEPGEMM = (f"{name}-h200-2026-11-28" for name in ("gemm", "gemm-deepgemm"))
+GEMM, DEEPGEMM = "gemm-h200-2026-11-30", "gemm-deepgemm-h200-2026-11-28"
 MOE, STEP, QUANTIZE = (f"{name}-h200-2026-11-30" for name in ("moe", "step", "quantize"))
 PEERS = "moe-peers-h200-2026-11-29"
 BATCHED = "gemm-batched-h200-2026-11-22"

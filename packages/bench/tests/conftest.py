@@ -92,7 +92,7 @@ def described() -> Callable[[Sequence[Goal]], list[str]]:
 
 @pytest.fixture(scope="session")
 def has_the_schema_of() -> Callable[[dict[str, Any], str], None]:
-    """has_the_schema_of(content, "gemm-h200-2026-11-28.json"): a new file has every field of a published one."""
+    """has_the_schema_of(content, "gemm-h200-2026-11-30.json"): a new file has every field of a published one."""
 
     def check(content: dict[str, Any], published: str) -> None:
         old = json.loads((ROOT / "benchmarks" / "results" / published).read_text())

@@ -73,7 +73,7 @@ def test_every_gemm_is_there_and_within_its_bound(content: dict[str, Any], has_t
         assert row["us"]["median"] > 0
         assert row["backend"] == "torch-reference"
     assert all(sum(sizes) == 150 for sizes in content["groupings"].values())
-    has_the_schema_of(content, "gemm-h200-2026-11-28.json")
+    has_the_schema_of(content, "gemm-h200-2026-11-30.json")
 
 
 def test_peers_are_timed_and_quantizers_beside_them(content: dict[str, Any]) -> None:

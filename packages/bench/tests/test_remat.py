@@ -60,4 +60,4 @@ def test_a_run(tmp_path: Path, has_the_schema_of: Any) -> None:
     assert all(row["ms"] > 0 and row["compile_s"] > 0 for row in content["rows"])
     assert (content["layers"], content["unrolled"], content["failures"]) == (2, False, [])
     assert "2 layers: forward + backward in jax" in done.stdout
-    has_the_schema_of(content, "remat-h200-2026-11-22.json")
+    has_the_schema_of(content, "remat-h200-2026-11-30.json")

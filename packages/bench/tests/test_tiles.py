@@ -36,7 +36,7 @@ def test_every_tile_of_every_kind_runs(tmp_path: Path, run: Any, goals_file: Pat
     assert "No goals on this device" in result.out
     content = json.loads(target.read_text())
     assert content["match"] == {"same": 3 * len(KINDS), "differs": 0}
-    has_the_schema_of(content, "tiles-h200-2026-11-22.json")
+    has_the_schema_of(content, "tiles-h200-2026-11-30.json")
     for row in content["rows"]:
         assert [tile["name"] for tile in row["tiles"] if tile["chosen"]] == [row["chosen"]]
         assert all(tile["predicted_us"] > 0 and tile["us"]["median"] > 0 for tile in row["tiles"])
