@@ -28,6 +28,11 @@ class Valueless(torch.Tensor):
         names: list[str] = self.__tensor_flatten__()[0]  # type: ignore[attr-defined]
         return names
 
+    def marks(self) -> dict[str, object]:
+        """The attributes that others have set, such as `main_grad`."""
+        own = {*self._own_names(), *self._facts}
+        return {name: value for name, value in vars(self).items() if name not in own}
+
     @property
     def data(self) -> Tensor:
         """Another one over the same tensors, as of every tensor; set to one of its class, this one has its tensors.
