@@ -125,12 +125,12 @@ class GroupParameters(nn.Module):
         self._join_parts()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # torch swaps such a parameter with its copy, and their attributes with them
+        # torch swaps such a parameter with its copy, and with that loses hooks and attributes
         own: list[Tensor | None] = [*self._parameters.values()]
         marks = [(value, value.marks()) for value in own if isinstance(value, Valueless)]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for parameter, marked in marks:
-            vars(parameter).update(marked)
+            parameter.mark_again(marked)
         self._join_parts()
         return self
 
