@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +160,27 @@ def test_codes_of_frozen_weights_stay(follower: str, rng: np.random.Generator) -
     step(optimizer)
     assert all(map(torch.equal, planes(model.weight2), before))
     assert not torch.equal(planes(model.weight1)[0], first)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("main_grad", [None, "accumulate"])
+def test_codes_stay_from_when_a_weight_is_frozen(early: bool, main_grad: Any, rng: np.random.Generator) -> None:
+    """Its master has a gradient from before, zeros alone, with which an optimizer would let it decay."""
+    model, x = make("fp8-block", main_grad=main_grad), torch.randn(M, K).bfloat16()
+    masters = MasterWeights(model)
+    optimizer = torch.optim.AdamW(masters.all_parameters(), 0.1)
+    masters.follow(optimizer)
+    for step in range(3):
+        model(x, SIZES).float().square().mean().backward()
+        optimizer.step()
+        if step == 0:
+            before = [[plane.clone() for plane in planes(weight)] for weight in (model.weight1, model.weight2)]
+        model.weight2.requires_grad_(not early)
+        optimizer.zero_grad(set_to_none=False)
+        model.weight2.requires_grad_(False)
+    assert all(map(torch.equal, planes(model.weight2), before[1]))
+    assert not all(map(torch.equal, planes(model.weight1), before[0]))
+    model.weight2.requires_grad_(True)
+    model(x, SIZES).float().square().mean().backward()
+    optimizer.step()
+    assert not all(map(torch.equal, planes(model.weight2), before[1]))

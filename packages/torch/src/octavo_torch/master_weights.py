@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from octavo_torch.arrays.checks import brief, check_dtype, check_module
 from octavo_torch.linear.coded_weight import CodedWeight, values_of
 from octavo_torch.optimizers.master_gradients import (
-    TakenGradients,
+    NotedGradients,
     a_scaler_steps,
+    check_not_taken,
     clear_gradient,
     gradient_buffer,
     has_uncollected,
@@ -76,7 +77,7 @@ class MasterWeights(nn.ParameterDict):
         if strange:
             raise ValueError(f"values has {strange[0]!r}; give values of {', '.join(coded)} alone")
         self._followed: list[weakref.ref[Optimizer]] = []
-        self._taken = TakenGradients()
+        self._taken, self._zeroed = NotedGradients(), NotedGradients()
         self._written: Versions = {}
         self._coded, self._others = coded, [p for p in module.parameters() if not isinstance(p, CodedWeight)]
         # each is checked before any is written
@@ -179,6 +180,8 @@ class MasterWeights(nn.ParameterDict):
         return collected
 
     def _clear_coded(self) -> None:
+        """Called when the masters' gradients are None or zeros."""
+        self._zeroed.note(self.items())
         for weight in self._coded.values():
             clear_gradient(weight)
 
@@ -193,11 +196,13 @@ class MasterWeights(nn.ParameterDict):
             **self.__dict__,
             "_followed": [one for one in optimizers if one is not None],
             "_taken": None,
+            "_zeroed": None,
             "_written": None,
         }
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__({**state, "_followed": [], "_taken": TakenGradients(), "_written": {}})  # type: ignore[no-untyped-call]
+        anew = {"_followed": [], "_taken": NotedGradients(), "_zeroed": NotedGradients(), "_written": {}}
+        super().__setstate__({**state, **anew})  # type: ignore[no-untyped-call]
         # a copied weight or optimizer has lost the method or the hooks that it got here
         self._connect_main_grads()
         for optimizer in cast("list[Optimizer]", state.get("_followed", ())):
@@ -217,11 +222,14 @@ class MasterWeights(nn.ParameterDict):
     def _collect_one(self, name: str, weight: CodedWeight) -> None:
         master, grad = self[_key(name)], take_gradient(weight)
         if grad is None:
+            # with zeros an optimizer would let the master of a frozen weight decay
+            if master.grad is not None and not weight.requires_grad and self._zeroed.has(_key(name), master.grad):
+                master.grad = None
             return
         if master.grad is None:
             master.grad = grad.to(master.dtype, copy=True)
         else:
-            self._taken.check(_key(name), name, master.grad)
+            check_not_taken(self._taken, _key(name), name, master.grad)
             master.grad.add_(grad)
 
     @torch.no_grad()

@@ -59,7 +59,7 @@ def another_shape(said: Said, saved: dict[str, Tensor]) -> None:
     [
         (other_version, "has version 99 and this octavo-torch reads 1; install the one that wrote it"),
         (one_array_less, r"its own list of arrays differ in \['mlp.weight2.rowwise_scale'\]; copy or save it again"),
-        (another_name, "codes of mlp.weight3, which is not a weight of a grouped layer here"),
+        (another_name, "codes of mlp.weight3, and here no grouped layer has a parameter of this name .*; create"),
         (another_recipe, "recipe of 'mlp' has fingerprint .*: it was changed after it was saved"),
         (no_recipe, "recipe of 'mlp' cannot be read: .*; save it again"),
         (another_interleave, "mlp.weight1 was saved with interleave=16 and has 8 here; create it with 16"),

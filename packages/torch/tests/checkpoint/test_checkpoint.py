@@ -187,6 +187,11 @@ def test_codes_carry_a_gradient_through(tmp_path: Path, rng: np.random.Generator
     weight: Any = loaded["fc"].weight  # type: ignore[index, union-attr]
     with pytest.raises(ValueError, match="codes of recipe mxfp8 alone"):
         weight + 1
+    save_checkpoint(trained(RECIPES["fprop alone"]), path, quantized=True)
+    loaded = model(RECIPES["fprop alone"])
+    load_checkpoint(loaded, path)
+    with pytest.raises(ValueError, match=r"backward reads values .*dgrad='high_precision'"):
+        run(loaded, x.requires_grad_()).sum().backward()
 
 
 def test_another_recipe_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from published import PATH, E, F, K, Published
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from octavo import BlockScaling, DelayedScaling, HighPrecision
 from octavo_torch import GroupedMLP, expert_tensors, export_experts, load_checkpoint, load_experts
@@ -350,6 +351,10 @@ def test_modules_that_the_file_does_not_fit(drawn: Drawn, tmp_path: Path) -> Non
         folder,
         r"weight1 is one parameter per group; create the module with per_group",
     )
+    for name in ("weight1", "bias1"):
+        pruned = experts(bias=True)
+        prune.identity(pruned, name)  # type: ignore[no-untyped-call]
+        refused(pruned, folder, rf"{name} is not a parameter of its module: .*; remove that first")
     refused(experts(), folder, r"have weights .*; names is \('a', 'b', 'c'\)", names=("a", "b", "c"))
     refused(experts(), folder, r"and not 7; give", experts=(0, 1, 7))
     refused(experts(), folder, r"has 2 experts to load and the module 3", experts=(0, 1))

@@ -128,6 +128,24 @@ def test_a_copy_shares_what_its_original_shares(rng: np.random.Generator) -> Non
         assert torch.equal(octavo_torch.dequantize(made.codes), octavo_torch.dequantize(wanted))
 
 
+def test_hooks_stay_where_a_module_is_moved(rng: np.random.Generator) -> None:
+    """Such as those that step a parameter as soon as its gradient is there: torch's exchange of tensors loses them."""
+    layer, _ = both("GroupedLinear", "mxfp8")
+    fired: list[str] = []
+    handles = [
+        layer.weight.register_hook(lambda _: fired.append("gradient")),
+        layer.weight.register_post_accumulate_grad_hook(lambda _: fired.append("accumulated")),
+    ]
+    for _ in range(2):
+        layer(torch.randn(M, K).bfloat16(), SIZES).sum().backward()
+        layer.to("cpu")
+    assert fired == ["gradient", "accumulated"] * 2
+    for handle in handles:
+        handle.remove()
+    layer(torch.randn(M, K).bfloat16(), SIZES).sum().backward()
+    assert len(fired) == 4
+
+
 def test_codes_that_backward_reads_must_not_change_before_it(rng: np.random.Generator) -> None:
     """An in-place write between forward and backward is an error of autograd, as with any weight."""
     coded, _ = both("GroupedLinear", "mxfp8")

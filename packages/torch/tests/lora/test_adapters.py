@@ -124,6 +124,14 @@ def test_some_groups_train(rng: np.random.Generator) -> None:
     called(module, x).sum().backward()
     assert module.lora2.lora_A.grad is None
     assert bool(module.lora2.lora_B.grad[2].any())
+    state = module.state_dict()
+    with torch.device("meta"):
+        loaded = made("GroupedMLP", recipe="fp8-block")
+        add_lora(loaded, 8)
+        loaded.lora2.train_groups([2])
+    loaded.to_empty(device="cpu").load_state_dict(state)  # which holds values alone
+    called(loaded, x).sum().backward()
+    assert torch.equal(loaded.lora2.lora_B.grad, module.lora2.lora_B.grad)
 
 
 def test_dropout_is_the_adapters_alone(rng: np.random.Generator) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 from octavo_torch import (
+    AdamW,
     CodedWeight,
     GroupedLinear,
     GroupedLoRA,
@@ -182,6 +183,22 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match=r"weight is not a parameter of its module: .*; remove that first"):
         merge_lora(computed)
     assert isinstance(computed.lora, GroupedLoRA)
+
+
+def test_an_optimizer_leaves_what_is_frozen_alone(rng: np.random.Generator) -> None:
+    """One that has stepped the weights before: zeros in their gradients would let them decay."""
+    layer = made("GroupedLinear")
+    optimizer = AdamW(layer.parameters(), lr=0.1)
+    called(layer, rows()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    before = [layer.weight.clone(), layer.bias.clone()]
+    add_lora(layer, 8)
+    optimizer.add_param_group({"params": [*layer.lora.parameters()]})
+    called(layer, rows()).sum().backward()
+    optimizer.step()
+    assert bool(layer.lora.lora_B.any())
+    assert all(map(torch.equal, before, (layer.weight, layer.bias)))
 
 
 def test_a_weight_that_is_computed_is_frozen(rng: np.random.Generator) -> None:

@@ -17,6 +17,7 @@ import octavo_numerics as on
 from octavo_torch import (
     AdamW,
     CodedWeight,
+    GroupedLinear,
     GroupedMLP,
     MasterWeights,
     dequantize,
@@ -201,6 +202,30 @@ def test_a_saved_run_goes_on_bit_for_bit(master_dtype: torch.dtype, rng: np.rand
         assert all(torch.equal(v, later.state[same][k]) for k, v in optimizer.state[own].items())
         coded = isinstance(own, CodedWeight)
         assert all(map(torch.equal, planes(own), planes(same))) if coded else torch.equal(own, same)
+
+
+def test_hooks_of_loading_are_torchs(rng: np.random.Generator) -> None:
+    """A hook before loading may give other states, as where parameters are found by their names; one after it finds
+    the loaded states and the parameters that are written from their masters."""
+    layers = [GroupedLinear(2, 32, 16, bias=True, recipe=None, dtype=torch.bfloat16) for _ in range(2)]
+    optimizer = AdamW(layers[0].named_parameters())
+    later = AdamW(reversed([*layers[1].named_parameters()]))
+    for parameter in layers[0].parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+    def by_name(own: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        names = saved["param_groups"][0]["param_names"]
+        order = [names.index(name) for name in own.param_groups[0]["param_names"]]
+        return {**saved, "state": {place: saved["state"][number] for place, number in enumerate(order)}}
+
+    found = []
+    later.register_load_state_dict_pre_hook(by_name)
+    later.register_load_state_dict_post_hook(lambda _: found.extend(p.clone() for p in layers[1].parameters()))
+    later.load_state_dict(optimizer.state_dict())
+    assert all(map(torch.equal, found, layers[0].parameters()))
+    for own, same in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        assert all(torch.equal(value, later.state[same][key]) for key, value in optimizer.state[own].items())
 
 
 def test_masters_start_from_given_values(rng: np.random.Generator) -> None:

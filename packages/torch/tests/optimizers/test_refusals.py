@@ -309,12 +309,13 @@ def test_values_that_a_master_stands_for_may_come_again(recipe: str | None, rng:
 
 
 def test_a_copy_of_an_optimizer_notes_versions_anew() -> None:
-    """Its parameters count from zero."""
+    """Its parameters count from zero, and may have been given values before the copy's first step."""
     parameter, optimizer = stepped()
-    for _ in range(2):
+    for steps in (1, 0):
         copied, other = copy.deepcopy((parameter, optimizer))
         copied.grad = torch.ones_like(copied)
-        other.step()
+        for _ in range(steps):
+            other.step()
         written(copied, torch.randn(3, 130))
         with pytest.raises(ValueError, match="was changed"):
             other.step()

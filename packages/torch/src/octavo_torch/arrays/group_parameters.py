@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from octavo_torch.arrays.checks import brief, check_device
 from octavo_torch.arrays.per_group import Weights, leaves_of, share, stacked
+from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.compiler.tracing import is_plain
 
 Kind = Literal["weight", "bias"]
@@ -124,7 +125,12 @@ class GroupParameters(nn.Module):
         self._join_parts()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # torch swaps such a parameter with its copy, and with that loses hooks and attributes
+        own: list[Tensor | None] = [*self._parameters.values()]
+        marks = [(value, value.marks()) for value in own if isinstance(value, Valueless)]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for parameter, marked in marks:
+            parameter.mark_again(marked)
         self._join_parts()
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, NoReturn, Self
 
 import torch
@@ -27,6 +28,19 @@ class Valueless(torch.Tensor):
     def _own_names(self) -> list[str]:
         names: list[str] = self.__tensor_flatten__()[0]  # type: ignore[attr-defined]
         return names
+
+    def marks(self) -> dict[str, object]:
+        """The attributes that others have set, such as `main_grad`."""
+        own = {*self._own_names(), *self._facts}
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def mark_again(self, marks: Mapping[str, object]) -> None:
+        """Called when torch has swapped this tensor with another one: sets the attributes `marks` that it had, and
+        registers its hooks, which torch still has in its dictionaries and no longer runs."""
+        vars(self).update(marks)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if getattr(self, name):
+                setattr(self, name, getattr(self, name))
 
     @property
     def data(self) -> Tensor:

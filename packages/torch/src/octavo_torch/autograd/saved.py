@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo import GroupedTensorSpec
 from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
 from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import Matrix
 
@@ -38,9 +39,15 @@ class Saved:
             tensors.append(value)
 
     def load(self, tensors: Sequence[Tensor]) -> Matrix:
-        """The operand, rebuilt: unquantized, or with the planes that were kept."""
+        """The operand, rebuilt: as values, or with the planes that were kept. ValueError for codes alone as values."""
         if self.spec is None:
-            return tensors[self.start]
+            value = tensors[self.start]
+            if isinstance(value, Valueless):
+                raise ValueError(
+                    "backward reads values of the weight, because its recipe has dgrad='high_precision', and the "
+                    "weight is codes alone; load it as values, or into a layer whose recipe quantizes dgrad"
+                )
+            return value
         sizes, *planes = tensors[self.start : self.start + 1 + len(self.planes)]
         return GroupedTensor(self.spec, sizes, **dict(zip(self.planes, planes, strict=True)))
 

@@ -102,7 +102,10 @@ def load_checkpoint(module: nn.Module, path: str | Path, *, recipes: Literal["sa
     coded: dict[str, CodedWeight] = {}
     for name, entry in header["weights"].items():
         if name not in weights:
-            raise ValueError(f"the checkpoint has codes of {name}, which is not a weight of a grouped layer here")
+            raise ValueError(
+                f"the checkpoint has codes of {name}, and here no grouped layer has a parameter of this name for all "
+                "groups; create the module like the saved one, or save it with quantized=False"
+            )
         own_weight = weights[name]
         weight_codes, dtype = codes.from_tensors(name, entry, tensors)
         saved, own = entry.get("interleave"), codes.interleave_of(own_weight.layer, own_weight.number)

@@ -69,6 +69,7 @@ def load_experts(
     reshard(module)
     found = dict(experts_of(module))
     for name, layer in found.items():
+        _check_parameters(name, layer)
         if device is None and layer.weight1.is_meta:
             raise ValueError(f"device is None and {name or 'module'} is on the meta device; give the device to load to")
         if weights == "codes" or (weights == "packed" and layer.recipe.stateful):
@@ -257,6 +258,16 @@ def experts_of(module: nn.Module) -> Iterator[tuple[str, Experts]]:
         yield name, layer
     if not found:
         raise ValueError("module has no GroupedMLP and no MoE; give one that has, such as the whole model")
+
+
+def _check_parameters(name: str, layer: Experts) -> None:
+    """ValueError for a weight or a bias that is computed, which loading would not change."""
+    for parameter in layer._shapes:
+        if layer._parameters.get(parameter) is None:
+            raise ValueError(
+                f"{name_in(name, parameter)} is not a parameter of its module: a parametrization or pruning computes "
+                "it; remove that first, or load before it is added"
+            )
 
 
 def _check_recipe(name: str, layer: Experts) -> None:

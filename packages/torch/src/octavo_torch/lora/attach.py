@@ -76,8 +76,9 @@ def add_lora(
               module; None: all
     dtype     of A and B; None: the weight's
 
-    The layers' weights, whether values or codes alone, and biases are frozen. Raises ValueError, before anything has
-    changed, for arguments that do not fit, and where no layer is selected, one has adapters or is sharded already.
+    The layers' weights, whether values or codes alone, and biases are frozen, and have no gradient any more. Raises
+    ValueError, before anything has changed, for arguments that do not fit, and where no layer is selected, one has
+    adapters or is sharded already.
     """
     check_module(module)
     reshard(module)
@@ -107,7 +108,7 @@ def add_lora(
         # a parametrization keeps a weight's parameters in a module of its own
         for name, parameter in target.layer.named_parameters():
             if name.removeprefix("parametrizations.").startswith(("weight", "bias")):
-                parameter.requires_grad_(False)
+                parameter.requires_grad_(False).grad = None  # an optimizer would step it with one, zeros included
     return tuple(target.adapter_name for target in adapters)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ class GroupedLoRA(nn.Module, Adapter):
     lora_A: nn.Parameter  # noqa: N815  # the names that PEFT's files have
     lora_B: nn.Parameter  # noqa: N815
     trained: Tensor | None
+    _trained_groups: tuple[int, ...] | None = None
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class GroupedLoRA(nn.Module, Adapter):
         An optimizer that decays weights still decays theirs. Raises ValueError for a number that is no group's.
         """
         if groups is None:
-            self.trained = None
+            self.trained = self._trained_groups = None
             return
         given: list[object] = [*groups] if isinstance(groups, Sequence) else [groups]
         numbers = [one for one in given if isinstance(one, int) and not isinstance(one, bool)]
@@ -105,9 +107,15 @@ class GroupedLoRA(nn.Module, Adapter):
             raise ValueError(
                 f"groups has {brief(wrong[0])}; give numbers of groups, from 0 to {self.num_groups - 1}, or None"
             )
-        trained = torch.zeros(self.num_groups, 1, 1, dtype=torch.bool)
+        trained = torch.zeros(self.num_groups, 1, 1, dtype=torch.bool, device="cpu")
         trained[numbers] = True
-        self.trained = trained.to(self.lora_A.device)
+        self.trained, self._trained_groups = trained.to(self.lora_A.device), tuple(numbers)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._trained_groups is not None:
+            self.train_groups(self._trained_groups)  # `to_empty` leaves the buffer uninitialized
+        return self
 
     def forward(self, x: Tensor, group_sizes: GroupSizes | None) -> Tensor:
         """delta [M, N], or [..., N] of x [..., K]; rows past the sum of the sizes are zero, and x is not read there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -198,9 +199,14 @@ class AdamW(Optimizer):
         masters with `state_bits=32`.
 
         States are copied in place, and parameters with a master are written from it: a run goes on bit for bit.
-        Options that the saved groups lack stay. Raises ValueError, before anything is changed, for states that do not
-        fit in number, name, shape or dtype.
+        Options that the saved groups lack stay. Hooks that are registered for loading run before and after all of this.
+        Raises ValueError, before anything is changed, for states that do not fit in number, name, shape or dtype.
         """
+        if isinstance(state_dict, Mapping):
+            state_dict = {**state_dict}  # as torch gives it to hooks
+            for hook in self._optimizer_load_state_dict_pre_hooks.values():
+                changed = hook(self, state_dict)
+                state_dict = state_dict if changed is None else changed
         self._begin_trained()
         present = {parameter: state for parameter, state in self.state.items() if state}
 
@@ -209,21 +215,18 @@ class AdamW(Optimizer):
             return self._new_state(member.parameter, member.group) if found is None else found
 
         groups, states = checked_state_dict(state_dict, self.param_groups, self._members(), state_of)
-        rates = [group["lr"] for group in self.param_groups]
-        super().load_state_dict({"state": {}, "param_groups": groups})
-        self.state.update(present)
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            if isinstance(rate, Tensor):  # a captured graph reads it where it is
-                with torch.no_grad():
-                    rate.fill_(group["lr"]) if not isinstance(group["lr"], Tensor) else rate.copy_(group["lr"])
-                group["lr"] = rate
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            options = copy.deepcopy({key: value for key, value in saved.items() if key != "params"})
+            group.update(options, lr=_rate(group["lr"], options["lr"]))
         for member, entry in zip(self._members(), states, strict=True):
             parameter = member.parameter
             if entry is not None and parameter not in present:
                 self._begin([member])
-            if parameter in self.state:
+            if self.state.get(parameter):
                 load_entry(entry, parameter, self.state[parameter], self._new_state(parameter, member.group))
                 self._note(parameter)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def _members(self) -> Iterator[Member]:
         number = 0
@@ -300,3 +303,11 @@ class AdamW(Optimizer):
                 "with bfloat16 and without a GradScaler, or without main_grad"
             )
         return GradScaling(None if scale is None else torch.ones_like(scale) / scale, skip != 0)
+
+
+def _rate(present: object, saved: object) -> object:
+    """The saved learning rate; the present one with its value where that is a tensor, which a captured graph reads."""
+    if not isinstance(present, Tensor):
+        return saved
+    with torch.no_grad():
+        return present.copy_(saved) if isinstance(saved, Tensor) else present.fill_(cast(float, saved))

@@ -11,30 +11,36 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 
-class TakenGradients:
-    """The gradients of masters that the optimizer's last step has taken, by the masters' names."""
+class NotedGradients:
+    """The gradients that masters had at a moment, by the masters' names, as long as nothing has changed them since."""
 
     def __init__(self) -> None:
         self._gradients: dict[str, tuple[TensorWeakRef, int]] = {}
 
     def note(self, masters: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Called after a step, which has taken the gradients that these masters have."""
+        """The moment is now; gradients of an earlier one are forgotten."""
         present = ((key, master.grad) for key, master in masters)
         self._gradients = {key: (TensorWeakRef(grad), grad._version) for key, grad in present if grad is not None}
 
-    def check(self, key: str, name: str, grad: Tensor) -> None:
-        """ValueError where `grad`, to which a new gradient is to be added, was taken and has not been cleared since.
+    def has(self, key: str, grad: Tensor) -> bool:
+        """Whether `grad`, of the master that is called `key`, is what it was then."""
+        noted, version = self._gradients.get(key, (None, 0))
+        return noted is not None and noted() is grad and grad._version == version
 
-        key    the master's name
-        name   the weight's, for the message
-        """
-        taken, version = self._gradients.get(key, (None, 0))
-        if taken is not None and taken() is grad and grad._version == version:
-            raise ValueError(
-                f"the master of {name} has the gradient that the optimizer's last step took, and a new one would be "
-                "added to it; call optimizer.zero_grad() after each step: the module's zero_grad() does not reach the "
-                "masters"
-            )
+
+def check_not_taken(taken: NotedGradients, key: str, name: str, grad: Tensor) -> None:
+    """ValueError where `grad`, to which a new gradient is to be added, was taken and has not been cleared since.
+
+    taken  the gradients that the optimizer's last step has taken
+    key    the master's name
+    name   the weight's, for the message
+    """
+    if taken.has(key, grad):
+        raise ValueError(
+            f"the master of {name} has the gradient that the optimizer's last step took, and a new one would be "
+            "added to it; call optimizer.zero_grad() after each step: the module's zero_grad() does not reach the "
+            "masters"
+        )
 
 
 def gradient_buffer(master: nn.Parameter) -> Tensor:

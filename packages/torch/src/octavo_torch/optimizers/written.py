@@ -39,15 +39,14 @@ def check_unchanged(
 ) -> None:
     """Raises ValueError where the parameter was given values since `note` that are not its master's.
 
-    Values are compared, and read on the host, only after a change in place; never while a CUDA graph is captured.
+    Values are compared, and read on the host, only after a change in place and where none were noted, as for a copy's
+    first step; never while a CUDA graph is captured.
 
     name     of the parameter, for the message
     advice   the end of the message: what to do
     """
     there = _counted(parameter)
-    if master is None or parameter not in versions or not _has_version(there):
-        return
-    if (parameter._version, there._version) == versions[parameter]:
+    if master is None or not _has_version(there) or versions.get(parameter) == (parameter._version, there._version):
         return
     if there.is_cuda and torch.cuda.is_current_stream_capturing():
         return
@@ -56,6 +55,7 @@ def check_unchanged(
             f"{name} was changed after this optimizer had written it, and its master was not; a step writes the "
             f"parameter from its master, and the new values would be lost. {advice}"
         )
+    note(parameter, master, versions)
 
 
 def _counted(parameter: Tensor) -> Tensor:
