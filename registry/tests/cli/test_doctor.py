@@ -148,7 +148,12 @@ def test_doctor_names_the_package_with_kernels_where_a_reference_backend_comes_f
     [
         ("raise OSError('libacme.so.2 not found')", "OSError: libacme.so.2 not found"),
         ("def lines():\n    raise SystemExit(3)", "SystemExit: 3"),
-        ("def lines():\n    return [7]", "a function of octavo.doctor returns strings"),
+        ("def lines():\n    return [7]", "gave [7]; a function of octavo.doctor returns a list of sentences"),
+        ("def lines():\n    return 'run: make kernels'", "lines gave 'run: make kernels' by itself; a function of"),
+        (
+            "def lines():\n    print('kernels')",
+            "lines gave None; a function of octavo.doctor returns a list of sentences",
+        ),
         ("lines = 7", "TypeError: 'int' object is not callable"),
     ],
 )
