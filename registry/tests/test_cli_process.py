@@ -87,6 +87,30 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell that closes a stream")
+@pytest.mark.parametrize(("arguments", "code"), [("recipes show mxfp8 >&-", 0), ("recipes show mxfp9 2>&-", 2)])
+def test_a_closed_stream_gets_nothing(arguments: str, code: int) -> None:
+    """A service without stdout or stderr, as some are started: the exit code is the answer, and no traceback."""
+    line = f'exec "$0" -c "$1" {arguments}'
+    done = subprocess.run(["sh", "-c", line, sys.executable, START], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
+
+
+def test_a_character_that_stdout_has_not_is_escaped(install: Any, tmp_path: Path) -> None:
+    """Names of tensors and words of plugins, where stdout is ASCII or of one country; JSON stays JSON."""
+    text = ascii("M\u00fcller \u2713")
+    source = (
+        f"from octavo_registry.cli.output import print_json\ndef say():\n    print({text})\n    print_json([{text}])\n"
+    )
+    install("test-say", {"oct_say": source}, {"octavo.commands": {"say": "oct_say:say"}})
+    paths = os.pathsep.join([str(tmp_path / "site"), *sys.path])
+    done = octavo("say", environment={"PYTHONPATH": paths, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    line, document = done.stdout.split("\n", 1)
+    assert line == r"M\xfcller \u2713"
+    assert json.loads(document) == ["M\u00fcller \u2713"]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_is_one_line() -> None:
     """With an exit code of Octavo's, not of the interpreter, which flushes once more when it ends."""

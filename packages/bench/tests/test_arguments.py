@@ -42,6 +42,8 @@ OTHERS = [
     (["ep", "--slack", "nan"], "--slack is nan"),
     (["step", "--framework", "torch,flax"], "--framework names 'flax'"),
     (["step", "--framework", "torch,jax", "--backend", "torch-native"], "--backend names backends of one framework"),
+    (["gemm", "--backend", "torch-nativ"], "there is no backend 'torch-nativ'; known names are "),
+    (["ep", "--backend", ","], "backend: got no name"),
     (["remat", "--layers", "0"], "--layers is 0"),
     (["tiles", "--ops", "quantize"], "--ops names 'quantize'"),
 ]

@@ -116,6 +116,32 @@ def test_what_a_plan_said_is_no_part_of_a_row_s_name(tmp_path: Path, run: Any) -
     assert not any("activation" in part for part in row["what"])
 
 
+def test_tiles_are_compared_one_by_one(tmp_path: Path, run: Any) -> None:
+    """A row of `octavo bench tiles` has the times of several, and none of its own."""
+    paths = []
+    for name, factor in (("a", 1), ("b", 2)):
+        content = timed(("bf16", 0, 0, 0))
+        for row in content["rows"]:
+            del row["us"]
+            row["tiles"] = [
+                {
+                    "name": tile,
+                    "predicted_us": 5,
+                    "us": {"median": us * factor, "low": us * factor, "high": 3 + us * factor},
+                }
+                for tile, us in (("128x256", 100), ("64x256", 200))
+            ]
+        paths.append(written(tmp_path / f"{name}.json", content))
+    result = run("compare", *paths, "--json")
+    assert result.code == 0, result.err
+    told = [(row["what"][2:], row["ratio"], row["verdict"]) for row in result.json["rows"]]
+    assert told == [
+        ([gemm, "2,64,32,128", "even", tile], 2.0, "slower")
+        for gemm in ("fprop", "dgrad", "wgrad")
+        for tile in ("128x256", "64x256")
+    ]
+
+
 def test_benchmarks_without_a_row_in_common(tmp_path: Path, run: Any) -> None:
     """They are of two commands, or of other shapes: one line says so, where a table of no rows said nothing."""
     step = {"command": "octavo bench step --quick", **timed(("moe", 9, 8, 10))}
@@ -136,7 +162,15 @@ def test_benchmarks_without_a_row_in_common(tmp_path: Path, run: Any) -> None:
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [("{", "not valid JSON"), ("[1]", "holds a list"), ("{}", "neither runs"), (None, "No such file")],
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "holds a list"),
+        ("{}", "neither runs"),
+        (None, "No such file"),
+        ('{"schema_version": 2}', "has schema_version 2, and this octavo reads 1; upgrade octavo, or make it again"),
+        ('{"runs": [], "held_out_loss": {}, "gaps": null}', "neither runs"),
+        ('{"runs": [], "held_out_loss": {}, "weights": 5}', "neither runs"),
+    ],
 )
 def test_what_is_no_result_is_one_line(content: str | None, named: str, tmp_path: Path, run: Any) -> None:
     """Exit code 2 with the path; a training and a benchmark are not compared."""
@@ -223,7 +257,11 @@ def test_a_median_that_is_no_time_is_refused(tmp_path: Path, run: Any, median: o
     result = run("advise", "--shape", "2,64,32,128", "--results", results)
     assert result.code == 2
     assert "which is not a time; name a file of octavo bench gemm" in result.err
-    assert run("advise", "--shape", "2,64,32,128", "--results", written(tmp_path / "r.json", {"rows": ["x"]})).code == 2
+    arguments = ("advise", "--shape", "2,64,32,128", "--results")
+    assert run(*arguments, written(tmp_path / "r.json", {"rows": ["x"]})).code == 2
+    newer = run(*arguments, written(tmp_path / "r.json", {**timed(("bf16", 1, 1, 1)), "schema_version": 2}))
+    assert newer.code == 2
+    assert "r.json has schema_version 2, and this octavo reads 1" in newer.err
 
 
 def test_quantizers_count_where_experts_have_few_rows(run: Any) -> None:

@@ -107,6 +107,22 @@ def test_npz_and_folders(tmp_path: Path, run: Any) -> None:
     assert [item["name"] for item in result.json["tensors"]] == ["w0", "w1"]
 
 
+def test_checkpoints_of_two_runs_are_told_apart(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one name in two folders, with layers of one name: by their paths, and each layer has its own recipe."""
+    monkeypatch.chdir(tmp_path)
+    recipes = {"first": octavo.MXFP8(), "second": octavo.NVFP4()}
+    for name, recipe in recipes.items():
+        (tmp_path / name).mkdir()
+        header = {"recipes": {"layer": {"recipe": json.loads(recipe.to_json())}}}
+        weights = {"w": np.ones((4, 32), np.float32)}
+        save_file(weights, f"{name}/model.safetensors", {"octavo": f"1 {json.dumps(header)}"})
+    files = [f"{name}/model.safetensors" for name in recipes]
+    result = run("inspect", *files, "--recipes", "mxfp8", "--json").json
+    assert [tensor["name"] for tensor in result["tensors"]] == [f"{file}: w" for file in files]
+    fingerprints = {layer: entry["fingerprint"] for layer, entry in result["trained_in"].items()}
+    assert fingerprints == {f"{name}/model.safetensors: layer": recipe.fingerprint for name, recipe in recipes.items()}
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_checkpoints_of_octavo_torch_and_dcp(tmp_path: Path, run: Any) -> None:
     """Recipes with fingerprints; codes and scales are no values; a DCP's pickle is read only where it is trusted."""

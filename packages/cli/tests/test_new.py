@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -163,6 +164,8 @@ def test_it_prints_what_to_do_next(
     made, install, *rest = capsys.readouterr().out.splitlines()
     assert made == f"Made {name}-octavo. Next:"
     assert install == f"  pip install -e ./{name}-octavo"
+    new(name, tmp_path / "my chips")
+    assert shlex.split(capsys.readouterr().out.splitlines()[1])[-1] == str(tmp_path / "my chips" / f"{name}-octavo")
     assert [line.split("   #")[0].strip() for line in rest] == ["octavo doctor", f"octavo conform {name}"]
     assert len({line.index("#") for line in rest}) == 1
     assert "pip" not in "".join(rest)

@@ -38,6 +38,7 @@ def test_the_suite_without_a_backend_says_what_is_missing(suite: Any) -> None:
         (("--octavo-backend", "numpy-honest", "--octavo-report", "r.txt"), "a report ends in .json, or in .xml"),
         (("--octavo-backend", "numpy-honest", "--octavo-report", "none/r.json"), "there is no folder"),
         (("--octavo-backend", "numpy-honest", "--octavo-gaps", "none.toml"), "none.toml: cannot be read"),
+        (("--octavo-backend", "numpy-honest", "--octavo-seed", "-5"), "--octavo-seed -5: a seed is 0 or more"),
     ],
 )
 def test_bad_input_is_one_line(suite: Any, arguments: tuple[str, ...], text: str) -> None:

@@ -61,6 +61,8 @@ SUMS = "gemm::test_wgrad_accumulates"
 OUT = "gemm::test_poisoned_out_is_overwritten"
 FP32 = "gemm::test_fp32_result"
 NOT_FINITE = "not_finite::test_what_is_not_finite_is_not_lost"
+OVERFLOW = "not_finite::test_what_overflows_is_infinite"
+TURNED = "gemm::test_weights_that_lie_the_other_way"
 STEPS = "optimizer::test_steps_of_adamw"
 SCALED = "optimizer::test_scaled_gradients_and_steps_that_are_skipped"
 ROWS = "optimizer::test_rows_of_a_larger_tensor"
@@ -115,6 +117,8 @@ FAULTS: dict[str, Planted] = {
     "returns-alone": Planted({OUT, SUMS}, {PRODUCT, EMPTY}, "block or mxfp8"),
     "fused-offset": Planted({ACT}, {BITS, ALONE, NORM}, "nvfp4 or mxfp8"),
     "swallows-nan": Planted({NOT_FINITE}, {PRODUCT, BITS}, "row or bf16"),
+    "clamps": Planted({OVERFLOW}, {PRODUCT, NOT_FINITE}, "row or bf16"),
+    "other-plane": Planted({TURNED}, {PRODUCT, BITS}, "mxfp8"),
     "unpromoted": Planted({FP32}, {PRODUCT, BITS, REPEATS}, "row"),
     "short-seed": Planted({STEPS, SCALED, ROWS}, {BITS}, "bf16 or row"),
     "never-skips": Planted({SCALED}, {STEPS, ROWS}, "bf16"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from typing import Any
 
@@ -53,6 +54,21 @@ def test_a_text_in_the_place_of_a_set_is_shown_as_one() -> None:
         BlockScaling(fast_accumulation="fprop")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match=r"fast_accumulation: got True; needs a set$"):
         BlockScaling(fast_accumulation=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [("delayed", "margin"), ("delayed", "history"), ("row", "amax_epsilon"), ("block", "amax_epsilon")],
+)
+def test_a_truth_value_is_no_number(kind: str, field: str) -> None:
+    """Python takes True for 1: as an amax_epsilon it would give all that is smaller one scale."""
+    for value in (True, False):
+        with pytest.raises(RecipeError, match=rf"\.{field}: got {value}, a truth value; give a number$"):
+            octavo.recipe(kind, **{field: value})
+        text = octavo.recipe(kind).to_json()
+        was = json.loads(text)[field]
+        with pytest.raises(RecipeError, match=rf"\.{field}: got {value}"):
+            Recipe.from_json(text.replace(f'"{field}":{json.dumps(was)}', f'"{field}":{json.dumps(value)}'))
 
 
 def test_another_value_of_a_field_is_validated() -> None:

@@ -148,7 +148,12 @@ def test_doctor_names_the_package_with_kernels_where_a_reference_backend_comes_f
     [
         ("raise OSError('libacme.so.2 not found')", "OSError: libacme.so.2 not found"),
         ("def lines():\n    raise SystemExit(3)", "SystemExit: 3"),
-        ("def lines():\n    return [7]", "a function of octavo.doctor returns strings"),
+        ("def lines():\n    return [7]", "gave [7]; a function of octavo.doctor returns a list of sentences"),
+        ("def lines():\n    return 'run: make kernels'", "lines gave 'run: make kernels' by itself; a function of"),
+        (
+            "def lines():\n    print('kernels')",
+            "lines gave None; a function of octavo.doctor returns a list of sentences",
+        ),
         ("lines = 7", "TypeError: 'int' object is not callable"),
     ],
 )
@@ -180,7 +185,7 @@ def test_doctor_reports_a_preference_for_what_is_not_installed(run: Any, monkeyp
 
 
 def test_doctors_self_test_compares_bits(use: Any, fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend whose bits differ from the definition is broken; one that raises is, too."""
+    """A backend whose bits differ from the definition is broken; one that raises or does not bind is, too."""
     np = pytest.importorskip("numpy")
 
     class Quantized:
@@ -212,16 +217,20 @@ def test_doctors_self_test_compares_bits(use: Any, fakes: Any, monkeypatch: pyte
                 codes[3, 5] ^= 1
             if backend == "raises":
                 raise RuntimeError("no kernel image")
+            if backend == "unbound":
+                octavo_registry.plan(fakes.request(op="quantize", quantizer=spec), backend=backend)
             return Quantized(codes)
 
     monkeypatch.setattr(selftest, "definition", lambda: Numerics)
-    use(fakes.registry(*(fakes.plugin(name) for name in ("right", "wrong", "raises"))))
+    plugins = [fakes.plugin(name) for name in ("right", "wrong", "raises")]
+    use(fakes.registry(*plugins, fakes.plugin("unbound", fakes.Backend(OSError("libacme.so.2 not found")))))
     bridge: Any = Bridge()
     outcomes = {outcome.backend: outcome for outcome in selftest.run([bridge])}
     assert outcomes["right"].status == "ok"
     assert outcomes["wrong"].status == "broken"
     assert "rowwise differs from the definition in 1 bytes, first at [3, 5]" in outcomes["wrong"].detail
     assert outcomes["raises"].detail == "RuntimeError: no kernel image"
+    assert outcomes["unbound"].detail == "OSError: libacme.so.2 not found"  # and no verdict on the others
 
 
 def test_a_failed_self_test_is_broken(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

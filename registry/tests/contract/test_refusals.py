@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from octavo import RecipeError
+from octavo import MXFP8, RecipeError
 from octavo_registry.contract.cards import BackendCard
 from octavo_registry.contract.hookspecs import API_LEVEL
 from octavo_registry.contract.request import MoveRequest, Request
+
+QUANTIZE = {"op": "quantize", "quantizer": MXFP8().quantizer("x")}
 
 
 def test_bounds_of_a_row_are_in_order(fakes: Any) -> None:
@@ -30,6 +32,24 @@ def test_a_request_is_for_an_operation_of_its_class(kind: Any, op: str, message:
     """An operation that nobody knows would be refused by every backend, as if they were to blame."""
     with pytest.raises(ValueError, match=message):
         kind(op, "torch", "cpu", "bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": [9, 0]}, r"arch is \[9, 0\]; give a capability such as \(9, 0\), or None"),
+        ({"arch": "90"}, r"arch is '90'; give"),
+        ({"weight": "NK"}, "weight is 'NK'; give 'nk' or 'kn'"),
+        ({"op": "quantize", "quantizer": "mxfp8"}, "quantizer is 'mxfp8'; a quantize request names a QuantizerSpec"),
+        ({**QUANTIZE, "layouts": "plain"}, "layouts is 'plain'; give the names of two, of the rowwise and the"),
+        ({**QUANTIZE, "layouts": ["plain", "plain"]}, r"layouts is \['plain', 'plain'\]; give"),
+        ({**QUANTIZE, "op": "dequantize", "layouts": ("plain", None)}, r"layouts is \('plain', None\); give"),
+    ],
+)
+def test_a_request_says_how_a_field_is_written(changes: dict[str, Any], message: str, fakes: Any) -> None:
+    """Each backend's card would be called unreadable, for no fault of its own, or a TypeError name no field."""
+    with pytest.raises(ValueError, match=message):
+        fakes.request(**changes)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,8 @@ def test_plain_functions_and_hookimpl_both_declare(fakes: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return 3", "octavo_backends raised TypeError"),
+        ("return 3", "octavo_backends gave a int; it returns a list of BackendCard objects"),
+        ("[CARD]", "octavo_backends gave None; it returns a list of BackendCard objects"),
         ("return [{'name': 'x'}]", "octavo_backends gave a dict; it gives BackendCard objects"),
         ("return CARD", "octavo_backends gave one BackendCard by itself; return a tuple of it, such as (CARD,)"),
         ("return 1 / 0", "octavo_backends raised ZeroDivisionError: division by zero"),
@@ -255,6 +256,16 @@ def test_a_damaged_entry_point_file_hurts_nobody(install: Any, discovered: Disco
     registry = discovered()
     assert registry.plan(fakes.request()).backend == "good"
     assert "entry_points.txt is damaged" in only_broken(registry).reason
+
+
+def test_an_entry_point_that_names_no_module_is_said(install: Any, discovered: Discovered, source: Any) -> None:
+    """A distribution's name with its hyphen, say, for that of its module."""
+    install("test-acme", {}, group(acme="acme-octavo:plugin"))
+    install("test-good", {"oct_good": source("good")}, group(good="oct_good"))
+    assert only_broken(discovered()).reason == (
+        "its entry point is 'acme-octavo:plugin'; name a module, such as acme_plugin, or what is in one, such as "
+        "acme_plugin:f"
+    )
 
 
 def test_records_know_what_a_plugin_brings(install: Any, discovered: Discovered, source: Any) -> None:

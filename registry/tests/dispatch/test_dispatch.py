@@ -118,7 +118,22 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no layouts": (
         {"answer": BoundFprop(print, layouts=None)},  # type: ignore[arg-type]
         "broken",
-        "a BoundFprop whose `layouts` is of type NoneType; give a mapping of operands to layouts",
+        "a BoundFprop whose `layouts` is of type NoneType; give a mapping of operands in ('x', 'w', 'dy') to names of",
+    ),
+    "layout of no operand": (
+        {"answer": BoundFprop(print, layouts={"x": "rows", "W": "rows"})},
+        "broken",
+        "whose `layouts` is {'x': 'rows', 'W': 'rows'}; give a mapping of operands in ('x', 'w', 'dy') to names of",
+    ),
+    "no name of a layout": (
+        {"answer": BoundFprop(print, layouts={"x": ["rows"]})},  # type: ignore[dict-item]
+        "broken",
+        "a BoundFprop whose `layouts` is {'x': ['rows']}; give a mapping of operands in ('x', 'w', 'dy') to names of",
+    ),
+    "no text": (
+        {"answer": BoundFprop(print, note=3)},  # type: ignore[arg-type]
+        "broken",
+        'a BoundFprop whose `note` is of type int; give a text, or ""',
     ),
     "no function": (
         {"answer": BoundFprop(print, prepare=3)},  # type: ignore[arg-type]

@@ -96,6 +96,15 @@ def test_text_that_is_no_name_is_refused(
                 three.plan(fakes.request())
 
 
+@pytest.mark.parametrize("given", [5, True, b"a", object()])
+def test_what_holds_no_names_is_quoted(three: Registry, fakes: Any, given: Any) -> None:
+    """Instead of Python's word for what cannot be iterated over, or the number of the first byte."""
+    for ask in (three.plan, three.explain, three.plan_layer):
+        with pytest.raises(UnknownBackendError) as caught:
+            ask(fakes.request(), backend=given)
+        assert str(caught.value) == f"backend: got {given!r}; give a name, or several in order of preference"
+
+
 def test_a_name_that_is_not_installed_lists_those_that_are(
     three: Registry, fakes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo import GroupedTensorSpec, Recipe
 from octavo.quantizer import Direction, Operand
-from octavo_cli.errors import InputError
+from octavo_cli.errors import InputError, check_version
 from octavo_cli.inspection.files import each_tensor, matrices, open_source, why_not
 from octavo_cli.inspection.study import sample_of, verdict
 
@@ -231,6 +231,7 @@ def measured_us(files: Iterable[Path], shape: Shape, chip: Chip) -> tuple[dict[t
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             told = getattr(error, "strerror", None) or "it is no result of octavo bench"
             raise InputError(f"--results {path} cannot be read: {told}; name a file of octavo bench gemm") from None
+        check_version(f"--results {path}", content)
         if chip.name.split()[1] not in gpu:
             notes.append(f"{path.name} was measured on {gpu or 'an unknown chip'}, not on {chip.name}: left out")
             continue

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo_cli.errors import InputError
+from octavo_cli.errors import InputError, check_version
 from octavo_registry.cli.output import print_json, print_line, print_table
 
 _IDENTITY = (
     *("case", "kind", "peer", "gemm", "way", "shape", "sizes", "grouping", "choices", "backend", "backends"),
-    *("weights_reused", "groups", "threads", "devices", "route", "payload", "policy", "operand", "recipe"),
+    *("weights_reused", "groups", "threads", "devices", "route", "payload", "policy", "operand", "recipe", "tile"),
 )
 """Fields of a benchmark's row that say what was measured, in the order in which they are shown."""
 
@@ -83,11 +83,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not valid JSON ({error}); name a result of octavo train or octavo bench") from None
     if not isinstance(content, dict):
         raise InputError(f"{file} holds a {type(content).__name__}; name a result of octavo train or octavo bench")
+    check_version(str(file), content)
     return content
 
 
 def _kind(path: Path, content: Mapping[str, Any]) -> str:
-    if isinstance(content.get("runs"), list) and isinstance(content.get("held_out_loss"), Mapping):
+    parts = {"runs": list, "held_out_loss": Mapping, "gaps": list, "weights": Mapping}
+    defaults: dict[str, Any] = {"gaps": [], "weights": {}}
+    if all(isinstance(content.get(name, defaults.get(name)), kind) for name, kind in parts.items()):
         return "octavo train"
     if any(True for _ in _rows(content)):
         return "octavo bench"
@@ -182,13 +185,24 @@ def _rows(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Time]]:
     for section, rows in content.items():
         if not isinstance(rows, list):
             continue
-        for row in rows:
-            time = Time.of(row) if isinstance(row, Mapping) else None
+        for row in _each(rows):
+            time = Time.of(row)
             if time is not None:
                 said = (_said(name, row[name]) for name in _IDENTITY if row.get(name) not in (None, [], "", False))
                 key = (section, *said)
                 seen[key] += 1
                 yield key if seen[key] == 1 else (*key, f"({seen[key]})"), time
+
+
+def _each(rows: list[Any]) -> Iterator[Mapping[str, Any]]:
+    """The rows, and for one with the times of several tiles a row for each of these."""
+    for row in rows:
+        if isinstance(row, Mapping):
+            tiles = row.get("tiles")
+            measured = [tile for tile in tiles if isinstance(tile, Mapping)] if isinstance(tiles, list) else []
+            yield from ({**row, "us": tile.get("us"), "tile": tile.get("name")} for tile in measured)
+            if not measured:
+                yield row
 
 
 def _said(name: str, value: object) -> str:

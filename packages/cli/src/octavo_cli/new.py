@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -50,8 +51,8 @@ def new(
 
 
 def _as_path(folder: Path) -> str:
-    """`folder` with a slash: without -e, pip seeks a bare name on an index."""
-    return str(folder) if len(folder.parts) > 1 else f"./{folder}"
+    """`folder` for a shell, with a slash: without -e, pip seeks a bare name on an index."""
+    return shlex.quote(str(folder) if len(folder.parts) > 1 else f"./{folder}")
 
 
 def create(name: str, parent: Path, framework: str = "torch", device: str = "cpu") -> Path:

@@ -43,7 +43,7 @@ def conform(
     from octavo_registry.cli.files import check_writable  # here: `octavo --help` imports this module
 
     for path in report or ():
-        check_writable("--report", path, "report.json")
+        check_writable("--report", path, f"report{path.suffix or '.json'}")
     with tempfile.TemporaryDirectory(prefix="octavo-conform-") as folder:
         printed = Path(folder) / "report.json"
         reports = [*(report or []), *([printed] if as_json else [])]

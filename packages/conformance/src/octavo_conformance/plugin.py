@@ -43,9 +43,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _seed(config: pytest.Config) -> int:
-    """One seed for the controller and all its xdist workers."""
+    """One seed for the controller and all its xdist workers; a bad one raises `pytest.UsageError`."""
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
     if worker is not None and SEED_KEY in worker:
         return int(worker[SEED_KEY])
     asked: int | None = config.getoption("octavo_seed")
+    if asked is not None and asked < 0:
+        raise pytest.UsageError(f"--octavo-seed {asked}: a seed is 0 or more")
     return secrets.randbits(32) if asked is None else asked

@@ -56,7 +56,7 @@ class Session:
             if path.suffix not in (".json", ".xml"):
                 raise pytest.UsageError(f"--octavo-report {path}: a report ends in .json, or in .xml for JUnit")
             try:
-                check_writable("--octavo-report", path, "report.json")
+                check_writable("--octavo-report", path, f"report{path.suffix or '.json'}")
             except BadInput as error:
                 raise pytest.UsageError(str(error)) from None
         self.rows: dict[str, Row] = {}

@@ -33,6 +33,7 @@ FUSED: dict[str, Any] = {
     "dact_quantize": dact_quantize,
     "norm_quantize": norm_quantize,
 }
+_LARGEST_FP16 = np.float16(65504)
 DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
@@ -251,7 +252,10 @@ class NumpyBackend(Backend):
             values = np.nan_to_num(values)
         if self.fault == "truncates" and request.out_dtype == "bfloat16":
             values = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-        result = values.astype(DTYPES[request.out_dtype])
+        with np.errstate(over="ignore"):
+            result = values.astype(DTYPES[request.out_dtype])
+        if self.fault == "clamps" and request.out_dtype == "float16":
+            result = np.where(np.isinf(result), np.copysign(_LARGEST_FP16, result), result)
         if out is None or self.fault == "returns-alone":
             return result
         out[...] = result
@@ -286,7 +290,10 @@ class NumpyBackend(Backend):
     ) -> Any:
         """y = x w^T + s b."""
         rows = _raw(x) if self.fault == "reads-payload-tail" else self._values(x, "rowwise")
-        y = self._by_rows(request, rows, self._values(w, "rowwise"), sizes, self._start(out))
+        matrices = self._values(w, "rowwise")
+        if request.weight == "kn":
+            matrices = self._values(w, "rowwise" if self.fault == "other-plane" else "columnwise").transpose(0, 2, 1)
+        y = self._by_rows(request, rows, matrices, sizes, self._start(out))
         if bias is not None and self.fault != "no-bias":
             counts, bounds = self._plan(sizes, len(rows))
             for group in np.flatnonzero(counts):
@@ -297,7 +304,8 @@ class NumpyBackend(Backend):
 
     def dgrad(self, request: Request, dy: Any, w: Any, sizes: Any, *, out: Any = None) -> Any:
         """dx = dy w."""
-        matrices = self._values(w, "columnwise").transpose(0, 2, 1)
+        turned = request.weight == "kn"
+        matrices = self._values(w, "rowwise") if turned else self._values(w, "columnwise").transpose(0, 2, 1)
         return self._result(
             self._by_rows(request, self._values(dy, "rowwise"), matrices, sizes, self._start(out)), request, out
         )
@@ -313,6 +321,8 @@ class NumpyBackend(Backend):
         for group in np.flatnonzero(counts):
             span = slice(bounds[group], bounds[group + 1])
             dw[group] = self._product(a[span].T, b[span].T)
+        if request.weight == "kn":
+            dw = dw.transpose(0, 2, 1)
         if self.fault == "empty-dw":
             dw[counts == 0] = 1e-3
         if self.fault == "needs-rows" and not len(b):

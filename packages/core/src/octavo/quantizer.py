@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from octavo.formats import Format, ScaleFormat
-from octavo.schema import Schema
+from octavo.schema import Schema, not_a_truth_value
 
 Scaling = Literal["delayed", "current", "row", "block", "mxfp8", "nvfp4"]
 ROW_BY_ROW: tuple[Scaling, ...] = ("row", "block", "mxfp8")
@@ -26,7 +33,9 @@ def _without_sign(epsilon: float) -> float:
     return abs(epsilon)
 
 
-AmaxEpsilon = Annotated[float, Field(ge=0.0, le=FP32_MAX), AfterValidator(_without_sign)]
+AmaxEpsilon = Annotated[
+    float, BeforeValidator(not_a_truth_value), Field(ge=0.0, le=FP32_MAX), AfterValidator(_without_sign)
+]
 """A lower bound of amaxes, which are fp32; -0.0 is 0.0, so that values that are equal have one fingerprint."""
 
 BLOCK_SIZE: dict[Scaling, int | None] = {

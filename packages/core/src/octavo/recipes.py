@@ -7,10 +7,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from octavo.quantizer import AmaxEpsilon, Operand, Orientation, QuantizerSpec, Scaling
 from octavo.recipe_base import Gemm, HighPrecision, Recipe
+from octavo.schema import not_a_truth_value
 
 Fp8Format = Literal["e4m3", "e5m2"]
 
@@ -38,9 +39,9 @@ class DelayedScaling(_Quantized):
 
     kind: Literal["delayed"] = "delayed"
     gradient_format: Fp8Format = "e5m2"
-    history: Annotated[int, Field(ge=2, le=1 << 20)] = 1024
+    history: Annotated[int, BeforeValidator(not_a_truth_value), Field(ge=2, le=1 << 20)] = 1024
     algorithm: Literal["max", "most_recent"] = "max"
-    margin: Annotated[int, Field(ge=-64, le=64)] = 0
+    margin: Annotated[int, BeforeValidator(not_a_truth_value), Field(ge=-64, le=64)] = 0
 
     @property
     def stateful(self) -> bool:

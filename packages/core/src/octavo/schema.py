@@ -11,6 +11,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from octavo.errors import RecipeError, explain_validation
 
 
+def not_a_truth_value(value: object) -> object:
+    """`value`, which is to be a number; ValueError for True and False, which Python takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError(f"got {value}, a truth value; give a number")
+    return value
+
+
 class Schema(BaseModel):
     """A frozen value object. Unknown fields and bad values raise `RecipeError`, which is a `ValueError`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -42,3 +43,15 @@ def test_a_folder_without_tensors_is_named(experts: GroupedMLP, tmp_path: Path) 
         ValueError, match=r"^path is the folder .*, which has no model.safetensors.index.json and 0 files"
     ):
         load_experts(experts, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["load_experts", "load_checkpoint", "save_checkpoint"])
+def test_without_safetensors_it_is_said_what_to_install(
+    name: str, experts: GroupedMLP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is an extra: nothing else needs it."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"safetensors is not installed; pip install safetensors$"):
+        FUNCTIONS[name](experts, tmp_path if name == "load_experts" else file)

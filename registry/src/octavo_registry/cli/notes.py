@@ -27,10 +27,14 @@ class Note:
 
 
 def _lines(function: Any) -> tuple[str, ...]:
-    lines = tuple(function())
-    if not all(isinstance(line, str) for line in lines):
-        raise TypeError(f"{function!r} gave {lines!r}; a function of {GROUP} returns strings, each one sentence")
-    return lines
+    answer = function()
+    alone = isinstance(answer, str)  # it is iterable, over its letters
+    lines = [] if alone or answer is None else list(answer)
+    if alone or answer is None or not all(isinstance(line, str) for line in lines):
+        name = getattr(function, "__name__", type(function).__name__)
+        given = f"{answer!r} by itself" if alone else repr(lines or answer)
+        raise TypeError(f"{name} gave {given}; a function of {GROUP} returns a list of sentences")
+    return tuple(lines)
 
 
 def notes() -> tuple[Note, ...]:

@@ -6,8 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from io import TextIOWrapper
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -36,9 +37,22 @@ _PADDING, _EDGES = 3, 1
 """What Rich draws around each column of a table, and around the table."""
 
 
+def prepare_streams() -> None:
+    """A stdout or stderr that is closed drops what is printed; stdout escapes what its encoding has no character for,
+    as stderr does."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - the process's own
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def fancy() -> bool:
-    """True where stdout is a terminal that takes colours: not under NO_COLOR or TERM=dumb, not in a pipe."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """True where stdout is a terminal that takes colours: not under NO_COLOR or TERM=dumb, not in a pipe or closed."""
+    stdout: TextIO | None = sys.stdout
+    if stdout is None:
+        return False
+    return stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def clean(text: object) -> str:
@@ -47,8 +61,9 @@ def clean(text: object) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON document on stdout, in ASCII where that has not all of Unicode: `prepare_streams` would break JSON."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, indent=2, ensure_ascii=not unicode))
 
 
 def print_line(text: str = "") -> None:

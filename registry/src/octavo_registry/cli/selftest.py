@@ -13,6 +13,7 @@ from octavo import NoBackendError
 from octavo.presets import recipe as core_recipe
 from octavo_registry.contract.cards import BackendCard
 from octavo_registry.contract.frameworks import PLANES, Device, Framework
+from octavo_registry.contract.plan import Decision
 from octavo_registry.discovery.guard import Fault, describe, guard
 
 SHAPE = (128, 128)
@@ -76,18 +77,20 @@ def _one(numerics: Any, framework: Framework, device: Device, card: BackendCard,
         fault = guard(_compare, numerics, framework, device, card.name, kind)
     except Fault as error:
         fault = str(error) if error.__cause__ is None else describe(error.__cause__)
-        refusal = _refusal(error.__cause__, card)
-        if refusal:
-            return Outcome(card.name, framework.name, device.label, "skipped", refusal)
+        verdict = _verdict(error.__cause__, card.name)
+        if verdict is not None:
+            # those below the reference ones serve nobody but who names them, so that refusing is no fault
+            skipped = verdict.verdict == "refused" and card.priority < _REFERENCE
+            status = "skipped" if skipped else "broken"
+            return Outcome(card.name, framework.name, device.label, status, verdict.reason)
     status, detail = ("broken", fault) if fault else ("ok", f"quantizes {kind}, bits equal the definition")
     return Outcome(card.name, framework.name, device.label, status, detail)
 
 
-def _refusal(error: BaseException | None, card: BackendCard) -> str:
-    """Why a backend refused, where that is no fault: those below the reference ones serve nobody but who names them."""
-    if card.priority >= _REFERENCE or not isinstance(error, NoBackendError):
-        return ""
-    return next((one.reason for one in error.decisions if (one.backend, one.verdict) == (card.name, "refused")), "")
+def _verdict(error: BaseException | None, backend: str) -> Decision | None:
+    """The verdict on a backend that does not serve, which stands among those on all others; None for other errors."""
+    decisions = error.decisions if isinstance(error, NoBackendError) else ()
+    return next((one for one in decisions if one.backend == backend), None)
 
 
 def _compare(numerics: Any, framework: Framework, device: Device, backend: str, kind: str) -> str:

@@ -105,4 +105,10 @@ def _entries(
         yield Published(name, "", name, version, summary, fault=f"its entry_points.txt is damaged: {describe(error)}")
         return
     for point in points:
-        yield Published(point.name, point.value, name, version, summary, point)
+        fault = "" if point.pattern.match(point.value) else _no_module(point.value)
+        yield Published(point.name, point.value, name, version, summary, point, fault)
+
+
+def _no_module(value: str) -> str:
+    """A sentence on an entry point that is written like no module; importlib's own error does not quote it."""
+    return f"its entry point is {value!r}; name a module, such as acme_plugin, or what is in one, such as acme_plugin:f"

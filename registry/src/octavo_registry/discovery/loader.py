@@ -144,11 +144,15 @@ def _declared(hooks: Mapping[str, HookImpl], hook: str, kind: type[Any]) -> tupl
     try:
         answer = call(hooks[hook])
         alone = isinstance(answer, kind)  # cards and recipes are iterable themselves, over their fields
-        items = () if alone else guard(tuple, answer)
+        listed = isinstance(answer, Iterable) and not alone
+        items = guard(tuple, answer) if listed else ()
     except Fault as fault:
         raise Fault(f"{hook} raised {fault}") from fault
     if alone:
         raise Fault(f"{hook} gave one {kind.__name__} by itself; return a tuple of it, such as (CARD,)")
+    if not listed:
+        given = "None" if answer is None else f"a {type(answer).__name__}"
+        raise Fault(f"{hook} gave {given}; it returns a list of {kind.__name__} objects")
     for item in items:
         if not isinstance(item, kind):
             raise Fault(f"{hook} gave a {type(item).__name__}; it gives {kind.__name__} objects")

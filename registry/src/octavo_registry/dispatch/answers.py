@@ -19,7 +19,8 @@ from octavo_registry.discovery.guard import Fault, guard
 from octavo_registry.level4 import adapter
 from octavo_registry.level4 import bound as level4
 
-_DATA = ("note", "workspace_bytes")
+_NOT_LOOKED_AT = ("workspace_bytes",)
+_OPERANDS = tuple(READERS)
 _RAGGED: tuple[Operand, ...] = ("x", "dy")
 
 
@@ -49,7 +50,7 @@ def _checked(answer: Any, request: Request, function: str) -> Bound[Any]:
         value = getattr(answer, part.name)
         needed = _needed(part.name, value, request.op)
         if needed:
-            is_what = f"is {value!r}" if isinstance(value, tuple) else f"is of type {type(value).__name__}"
+            is_what = f"is {value!r}" if isinstance(value, tuple | Mapping) else f"is of type {type(value).__name__}"
             raise Fault(f"{function} returned a {type(answer).__name__} whose `{part.name}` {is_what}; give {needed}")
     answer = adapter.adapted(answer, request.op) if isinstance(answer, level4.Bound) else answer
     return replace(answer, layouts=MappingProxyType(dict(answer.layouts)))
@@ -58,14 +59,19 @@ def _checked(answer: Any, request: Request, function: str) -> Bound[Any]:
 def _needed(part: str, value: object, op: str) -> str:
     """What this part of an answer has to be; "" if it is right."""
     if part == "layouts":
-        return "" if isinstance(value, Mapping) else "a mapping of operands to layouts"
+        known = isinstance(value, Mapping) and all(
+            operand in _OPERANDS and isinstance(layout, str) for operand, layout in value.items()
+        )
+        return "" if known else f"a mapping of operands in {_OPERANDS} to names of layouts"
+    if part == "note":
+        return "" if value is None or isinstance(value, str) else 'a text, or ""'
     if part == "run":
         return "" if callable(value) else "a function"
     if part == "takes_tokens":
         rows = tuple(operand for operand in _RAGGED if op in READERS[operand])
         known = isinstance(value, tuple) and all(operand in rows for operand in value)
         return "" if known else f"a tuple of operands in {rows}, or ()"
-    return "" if part in _DATA or value is None or callable(value) else "a function or None"
+    return "" if part in _NOT_LOOKED_AT or value is None or callable(value) else "a function or None"
 
 
 def _bind(backend: Backend, request: Request) -> object:

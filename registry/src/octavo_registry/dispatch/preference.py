@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from weakref import WeakSet
@@ -82,10 +82,13 @@ def parse(names: Sequence[str], source: str) -> Preference:
 
 
 def from_argument(backend: str | Sequence[str] | None) -> Preference | None:
-    """The preference in a `backend=` argument."""
+    """The preference in a `backend=` argument; `UnknownBackendError` for what holds no names."""
     if backend is None:
         return None
-    return parse((backend,) if isinstance(backend, str) else tuple(backend), "backend")
+    given: object = backend
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise UnknownBackendError(f"backend: got {given!r}; give a name, or several in order of preference")
+    return parse((given,) if isinstance(given, str) else tuple(given), "backend")
 
 
 def from_environment() -> Preference | None:

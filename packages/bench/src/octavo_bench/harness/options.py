@@ -194,6 +194,18 @@ class BackendOption(LayerOptions):
         ),
     ] = None
 
+    def check(self) -> None:
+        """See `Options`; and `UnknownBackendError` for a backend that there is not, before its peers are timed."""
+        super().check()
+        if self.backend is not None:
+            import octavo_registry as registry
+
+            registry.check_backend(self._named)
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return tuple(part.strip() for part in (self.backend or "").split(",") if part.strip())
+
     @property
     def chosen_backend(self) -> Names:
         """The preference for the first framework."""
@@ -203,7 +215,7 @@ class BackendOption(LayerOptions):
         """The closed preference of `a,b`; without one native kernels on a GPU, where a reference would take hours."""
         if self.backend is None:
             return (f"{framework}-native",) if self.chosen_device == "cuda" else None
-        return tuple(part.strip() for part in self.backend.split(",") if part.strip())
+        return self._named
 
 
 def gemms_of(ops: str) -> tuple[Gemm, ...]:

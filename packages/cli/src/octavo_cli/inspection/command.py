@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,20 +53,23 @@ def inspect(
     if html is not None:
         check_writable("--html", html, "page.html")
     sources = [open_source(path, trust=trust) for path in files]
+    prefixes = _prefixes(files)
     studies: list[Study] = []
-    for source in sources:
+    for prefix, source in zip(prefixes, sources, strict=True):
         for name, values in each_tensor(source):
             if fnmatch.fnmatchcase(name, match):
-                full = name if len(sources) == 1 else f"{source.path.name}: {name}"
                 skipped = why_not(source, name, values)
-                studies.append(study(full, values, skipped, chosen, rows, weight or source.weight))
+                studies.append(study(f"{prefix}{name}", values, skipped, chosen, rows, weight or source.weight))
     if not studies:
         names = ", ".join(sorted(name for source in sources for name in source.tensors)[:6])
         raise InputError(f"--match {match!r} fits none of the tensors; their names are such as {names}")
+    trained_in = {
+        f"{prefix}{layer}": recipe
+        for prefix, source in zip(prefixes, sources, strict=True)
+        for layer, recipe in source.recipes.items()
+    }
     named = {
-        layer: f"{kind} ({fingerprint})" if kind else fingerprint
-        for source in sources
-        for layer, (kind, fingerprint) in source.recipes.items()
+        layer: f"{kind} ({fingerprint})" if kind else fingerprint for layer, (kind, fingerprint) in trained_in.items()
     }
     if html is not None:
         from octavo_cli.inspection.page import render_page
@@ -78,8 +82,7 @@ def inspect(
             "recipes": {name: recipe.fingerprint for name, recipe in chosen.items()},
             "trained_in": {
                 layer: {"kind": kind or None, "fingerprint": fingerprint}
-                for source in sources
-                for layer, (kind, fingerprint) in source.recipes.items()
+                for layer, (kind, fingerprint) in trained_in.items()
             },
             "tensors": [item.as_dict() for item in studies],
         })  # fmt: skip
@@ -87,3 +90,11 @@ def inspect(
     print_studies(studies, chosen, named)
     if html is not None:
         print_line(f"Wrote {html}.")
+
+
+def _prefixes(files: Sequence[Path]) -> list[str]:
+    """What tells the tensors of several files apart: names, or paths where names are alike. One file needs nothing."""
+    if len(files) == 1:
+        return [""]
+    names = [path.name for path in files]
+    return [f"{path if names.count(path.name) > 1 else path.name}: " for path in files]

@@ -108,6 +108,12 @@ def gemms(full: bool) -> list[RecipeVariant]:
     ]
 
 
+def half_gemms(full: bool) -> list[RecipeVariant]:
+    """Each GEMM in fp16, of high precision and of one recipe; in the full selection of all."""
+    names = RECIPES if full else ("bf16", "row")
+    return [RecipeVariant(name, RECIPES[name], "float16", gemm) for name in names for gemm in GEMMS]
+
+
 def wgrads(full: bool) -> list[RecipeVariant]:
     """Weight gradients of `gemms`."""
     return [variant for variant in gemms(full) if variant.gemm == "wgrad"]

@@ -134,13 +134,14 @@ def gemm_operand(case: Case, plan: Plan, problem: Problem, operand: Operand, qua
     """The operand in the layout that `plan` wants: the definition's planes, swizzled by the backend where not plain."""
     if quantized is None:
         return case.array(problem.of(operand))
-    sizes = case.sizes(problem.sizes)
-    layout = plan.layouts.get(operand, PLAIN)
-    if layout == PLAIN:
-        return to_framework(case, quantized, sizes)
-    rowwise = readers(operand, plan.request.weight)[0] == case.gemm
-    layouts = (layout, PLAIN) if rowwise else (PLAIN, layout)
-    return _swizzled(case, problem, operand, quantized.spec.quantizer, layouts)
+    if plan.layouts.get(operand, PLAIN) == PLAIN:
+        return to_framework(case, quantized, case.sizes(problem.sizes))
+    spec = quantized.spec.quantizer
+    quantizer = quantizer_for(case, plan, problem, operand, spec)
+    scale = case.array(problem.scales[operand]) if spec.scaling == "delayed" else None
+    sizes = None if operand == "w" else case.sizes(problem.sizes)
+    x = case.array(problem.of(operand))
+    return quantizer.run(x, sizes, seed=SEED if spec.stochastic else None, operand=operand, scale=scale)
 
 
 def gemm_call(case: Case, problem: Problem, **fields: Any) -> tuple[Callable[..., Any], list[Any]]:
@@ -155,22 +156,20 @@ def gemm_call(case: Case, problem: Problem, **fields: Any) -> tuple[Callable[...
     return plan.run, operands
 
 
-def _swizzled(case: Case, problem: Problem, operand: Operand, spec: QuantizerSpec, layouts: tuple[str, str]) -> Any:
-    """A layout of the backend's own can only come from its own quantizer, whose bits the quantize part checks."""
-    x = problem.of(operand)
-    quantizer = case.plan(
+def quantizer_for(case: Case, plan: Plan, problem: Problem, operand: Operand, spec: QuantizerSpec) -> Plan:
+    """The plan of the backend's own quantizer, whose bits the quantize part checks, to the layout that `plan` wants:
+    one of the backend's own can come from nowhere else."""
+    layout, rowwise = plan.layouts.get(operand, PLAIN), readers(operand, plan.request.weight)[0] == case.gemm
+    return case.plan(
         "quantize",
         recipe=None,
         quantizer=spec,
         stacked=operand == "w",
         out_dtype=case.dtype,
-        k=x.shape[-1],
+        k=problem.of(operand).shape[-1],
         groups=len(problem.sizes),
-        layouts=layouts,
+        layouts=(layout, PLAIN) if rowwise else (PLAIN, layout),
     )
-    scale = case.array(problem.scales[operand]) if spec.scaling == "delayed" else None
-    sizes = None if operand == "w" else case.sizes(problem.sizes)
-    return quantizer.run(case.array(x), sizes, seed=SEED if spec.stochastic else None, operand=operand, scale=scale)
 
 
 def padded_offsets(sizes: Array, alignment: int) -> Array:

@@ -23,6 +23,7 @@ from octavo_torch.arrays.grouped_tensor import on_device
 from octavo_torch.arrays.selection import name_in, saved_name
 from octavo_torch.checkpoint import codes
 from octavo_torch.checkpoint.expert_ranks import check_own_experts, own_experts
+from octavo_torch.checkpoint.formats.package import check_safetensors
 from octavo_torch.checkpoint.recipes import check_recipes_json, recipe_layers, recipes_json
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.scaling.recipe_module import RecipeModule
@@ -202,6 +203,7 @@ def _weights(module: nn.Module) -> Iterator[_Weight]:
 
 def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """The file, beside `path` until it is complete: safetensors before 0.8 writes into a file that is there."""
+    check_safetensors()
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -217,6 +219,7 @@ def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metadata and the arrays of a file, after checking the digests."""
+    check_safetensors()
     from safetensors import SafetensorError, safe_open
 
     named = printable(path)

@@ -92,6 +92,8 @@ class Request(metaclass=_RequestType):
     def __post_init__(self) -> None:
         if self.op not in self.ops:
             raise ValueError(f"op is {self.op!r}; a {type(self).__name__} is for {', '.join(sorted(self.ops))}")
+        if self.arch is not None and not (isinstance(self.arch, tuple) and len(self.arch) == 2):
+            raise ValueError(f"arch is {self.arch!r}; give a capability such as (9, 0), or None")
 
     @property
     def kind(self) -> str:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from octavo import QuantizerSpec, Recipe
+from octavo.errors import one_of
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.recipe_base import GEMMS, Gemm
@@ -25,6 +26,16 @@ from octavo_registry.contract.cards import (
     Weight,
 )
 from octavo_registry.contract.request.base import CLASSES, Layouts, Request
+
+
+def _check_layouts(layouts: object) -> None:
+    """Raises ValueError for anything but a tuple of two names."""
+    if not (isinstance(layouts, tuple) and len(layouts) == 2 and all(isinstance(name, str) for name in layouts)):
+        raise ValueError(
+            f"layouts is {layouts!r}; give the names of two, of the rowwise and the columnwise plane, such as "
+            f"{(PLAIN, PLAIN)}"
+        )
+
 
 # A field needs `field()` here: without it the dataclass would take the property of that name in `Request` as default.
 
@@ -53,6 +64,7 @@ class GemmRequest(Request):
                 f"recipe is {self.recipe!r}; a {self.op} request names a Recipe, HighPrecision() where nothing is "
                 "quantized"
             )
+        one_of("weight", self.weight, get_args(Weight))
 
     @property
     def kind(self) -> str:
@@ -75,6 +87,15 @@ class PlanesRequest(Request):
 
     quantizer: QuantizerSpec = field(kw_only=True)
     layouts: Layouts = field(default=(PLAIN, PLAIN), kw_only=True)
+
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)
+        if not isinstance(self.quantizer, QuantizerSpec):
+            raise ValueError(
+                f"quantizer is {self.quantizer!r}; a {self.op} request names a QuantizerSpec, such as "
+                "recipe.quantizer('x')"
+            )
+        _check_layouts(self.layouts)
 
     @property
     def kind(self) -> str:

@@ -9,7 +9,7 @@ from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_within_bound, assert_zero_groups, assert_zero_rows, blocks_of
 from octavo_conformance.problems.case import OPERANDS, Case, Measure
 from octavo_conformance.problems.inputs import Array, Rng
-from octavo_conformance.problems.operands import by_definition, draw_problem, gemm_call
+from octavo_conformance.problems.operands import Problem, by_definition, draw_problem, gemm_call
 
 
 @needs("gemm", selections.gemms)
@@ -19,6 +19,22 @@ def test_what_is_not_finite_is_not_lost(case: Case, rng: Rng, measure: Measure) 
     problem = draw_problem(rng, case.dtype, sizes=np.array([33, 70, 0, 129, 64, 17], dtype=np.int32))
     for array in (problem.x[33:103], problem.dy[103:232], problem.w[4:5]):
         _spoil(rng, array)
+    _check(case, problem, measure)
+
+
+@needs("gemm", selections.half_gemms)
+def test_what_overflows_is_infinite(case: Case, rng: Rng, measure: Measure) -> None:
+    """A result past the largest number of fp16 is an infinity of its sign. A scaler of losses looks for those; the
+    number itself would pass for a gradient."""
+    problem = draw_problem(rng, case.dtype, sizes=np.array([33, 70, 0, 129, 64, 17], dtype=np.int32))
+    for array in (problem.x[33:103], problem.dy[33:103], problem.w[1]):
+        array *= np.float16(1000)
+    actual = _check(case, problem, measure)
+    assert np.isinf(actual).any(), "no result is infinite, and many are past the largest number"
+
+
+def _check(case: Case, problem: Problem, measure: Measure) -> Array:
+    """The result, if it is within its bound; T2 is for numbers of one magnitude."""
     run, operands = gemm_call(case, problem)
     actual = case.numpy(run(*operands, case.sizes(problem.sizes)))
     quantizes = case.recipe.quantizes(case.gemm)
@@ -29,6 +45,7 @@ def test_what_is_not_finite_is_not_lost(case: Case, rng: Rng, measure: Measure) 
         assert_zero_groups(actual, problem.sizes)
     else:
         assert_zero_rows(actual, problem.total, case.gemm)
+    return actual
 
 
 def _spoil(rng: Rng, array: Array) -> None:

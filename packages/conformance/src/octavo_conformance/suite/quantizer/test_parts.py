@@ -8,13 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.grouped_tensor import PLAIN
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, as_given
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import Array, Rng, draw, draw_sizes, offsets
-from octavo_conformance.problems.operands import MAIN
+from octavo_conformance.problems.operands import (
+    MAIN,
+    RUN_ORDER,
+    by_definition,
+    draw_problem,
+    gemm_operand,
+    quantizer_for,
+    to_framework,
+)
 from octavo_numerics import QuantizedArray, quantize
 from octavo_registry.contract.plan import Plan
 
@@ -105,3 +114,25 @@ def test_prepared_sizes_change_no_bit(case: Case, rng: Rng) -> None:
     prepared = call.plan.prepare(call.sizes, ROWS, call.x)
     codes = call.plan.run(call.x, prepared, **call.how)
     assert_same_tensor(case, codes, call.expected, "prepared sizes: ")
+
+
+@needs("gemm", selections.weight_gemms)
+def test_a_weight_goes_to_the_backends_layout_and_back(case: Case, rng: Rng) -> None:
+    """`from_plain` and `to_plain`, by which checkpoints hold codes: the definition's codes and scales come back, those
+    of the quantizer itself, too, and a product of either is the same."""
+    problem = draw_problem(rng, case.dtype)
+    _, N, K = problem.w.shape
+    plan = case.plan(case.gemm, k=K, n=N, groups=len(problem.sizes))
+    expected = {name: by_definition(problem, case.recipe, name) for name in RUN_ORDER[case.gemm]}
+    codes = expected["w"]
+    assert codes is not None, f"{case.gemm} of {case.recipe.kind} reads no codes of w"
+    bound: Any = quantizer_for(case, plan, problem, "w", codes.spec.quantizer).bound
+    if plan.layouts.get("w", PLAIN) == PLAIN or bound.from_plain is None or bound.to_plain is None:
+        pytest.skip("weights have the plain layout, or the answer has no way to it and back")
+    x, own = (gemm_operand(case, plan, problem, name, tensor) for name, tensor in expected.items())
+    moved = bound.from_plain(to_framework(case, codes, None))
+    for name, tensor in ("from_plain", moved), ("the quantizer", own):
+        assert_same_tensor(case, bound.to_plain(tensor), codes, f"to_plain of what {name} made: ")
+    sizes = case.sizes(problem.sizes)
+    of_moved, of_own = (case.numpy(plan.run(x, w, sizes)) for w in (moved, own))
+    assert_same_bits(of_moved, of_own, f"{case.gemm} of what from_plain made")

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from octavo.errors import printable, shown
+from octavo_torch.checkpoint.formats.package import check_safetensors
 
 _Result = TypeVar("_Result")
 
@@ -119,6 +120,7 @@ class Source:
         return self._open[file]
 
     def _names_in(self, file: Path) -> set[str]:
+        check_safetensors()
         from safetensors import SafetensorError, safe_open
 
         if file not in self._open:

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from octavo.errors import shown
+from octavo_torch.checkpoint.formats.package import check_safetensors
 from octavo_torch.checkpoint.formats.source import INDEX, KEY, VERSION
 
 _Facts = Mapping[str, object]
@@ -71,6 +72,7 @@ class Writer:
         self._shard(pending)
 
     def _shard(self, tensors: dict[str, Tensor]) -> None:
+        check_safetensors()
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
