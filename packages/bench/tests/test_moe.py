@@ -43,7 +43,8 @@ def test_what_is_timed_is_one_layer(seed: int) -> None:
     from octavo_bench.harness.engine.torch import TorchEngine
     from octavo_bench.harness.shapes import Shape
     from octavo_bench.moe.peers import own_calls
-    from octavo_bench.moe.torch import draw_layer, moe_calls
+    from octavo_bench.moe.torch import moe_calls
+    from octavo_bench.training.moe import draw_layer
 
     layer = draw_layer(TorchEngine("cpu"), Shape("tiny", 4, 48, 80, 128), 2, seed)
     made = {kind: moe_calls(layer, kind, "torch-reference")[0]() for kind in ("bf16", "block")}

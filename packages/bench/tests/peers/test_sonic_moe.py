@@ -17,8 +17,8 @@ from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.shapes import Shape
 from octavo_bench.moe.benchmark import ADDED, GATHERED, PEERS, SONIC, TORCHS
 from octavo_bench.moe.peers import in_our_order, own_calls, sonic_calls
-from octavo_bench.moe.torch import draw_layer
 from octavo_bench.peers.loading import loaded_sonic_moe
+from octavo_bench.training.moe import draw_layer
 
 ADAPTER = "octavo_bench.peers.sonic_moe"
 MOE = ["bench", "moe", "--device", "cpu", "--backend", "torch-reference", "--kinds", "bf16", "--repeats", "2"]

@@ -170,7 +170,7 @@ def test_fast_accumulation_is_an_attribute_where_scales_allow_it() -> None:
 def test_a_room_is_an_attribute_of_every_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels are told how many multiprocessors are theirs, of a layer as a caller has it."""
     described = SimpleNamespace(platform="gpu", compute_capability="9.0", core_count=132, client=None)
-    monkeypatch.setattr(device, "_device", lambda x: described)
+    monkeypatch.setattr(device, "device_holding", lambda x: described)
     x, kernel = jnp.ones((M, K), jnp.bfloat16), jnp.ones((G, K, 48), jnp.bfloat16)
     for room, ctas in ((None, 0), (octavo_jax.Room(gemms=16), 116), (octavo_jax.Room(gemms=131), 1)):
 

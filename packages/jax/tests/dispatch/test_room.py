@@ -80,7 +80,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Limiting]:
     described = SimpleNamespace(
         platform="gpu", compute_capability="9.0", core_count=132, client=SimpleNamespace(platform_version="cuda 13000")
     )
-    monkeypatch.setattr(device, "_device", lambda x: described)
+    monkeypatch.setattr(device, "device_holding", lambda x: described)
     backend = Limiting()
     octavo_registry.register(backend, "limiting")
     yield backend
@@ -273,7 +273,7 @@ def test_a_limit_is_never_ignored(gpu: Limiting, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ValueError, match="leaves 132 multiprocessors to others and the cuda device has 132; leave"):
             _layer(x, kernel, backend=BACKENDS, room=Room(gemms=132))
     silent = SimpleNamespace(platform="gpu", compute_capability="9.0", client=None)
-    monkeypatch.setattr(device, "_device", lambda x: silent)
+    monkeypatch.setattr(device, "device_holding", lambda x: silent)
     with pytest.raises(OctavoError, match="it has no core_count; leave room out"):
         _layer(x, kernel, backend=BACKENDS, room=Room(gemms=16))
     assert gpu.ran == []

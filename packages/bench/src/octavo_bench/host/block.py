@@ -14,9 +14,8 @@ from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import FRAMEWORK, recipe_of
 from octavo_bench.harness.timing import Call, Times, cuda_times, host_us, summary
-from octavo_bench.moe.peers import own_layer
-from octavo_bench.moe.torch import Layer
-from octavo_bench.peers.grouped_mm import check_aligned
+from octavo_bench.peers.grouped_mm import check_aligned, moe_layer
+from octavo_bench.training.moe import Layer
 from octavo_bench.training.torch import delayed_states, gradients_call
 from octavo_torch.plugin_api import record_graph
 
@@ -30,10 +29,10 @@ def block_call(layer: Layer, kind: str, backend: Names) -> Call:
     tokens = len(operands.x)
     index = torch.arange(tokens * layer.choices, device=operands.x.device).view(tokens, layer.choices) % groups
     weights = torch.full(index.shape, 1 / layer.choices, device=index.device)
-    leaves = operands.x, operands.w1, operands.w2
+    leaves = x, w1, w2 = operands.x, operands.w1, operands.w2
     if kind == FRAMEWORK:
         check_aligned([layer.shape.rows // groups])
-        return gradients_call(partial(own_layer, operands, index, weights), leaves, operands.dy)
+        return gradients_call(partial(moe_layer, x, w1, w2, index, weights), leaves, operands.dy)
     recipe = recipe_of(kind)
     states = delayed_states(recipe, groups, index.device, 2)
     how: dict[str, Any] = {"recipe": recipe, "backend": backend, "state": states or None}
@@ -41,7 +40,7 @@ def block_call(layer: Layer, kind: str, backend: Names) -> Call:
         how["seed"] = 1
 
     def forward() -> Tensor:
-        return octavo_torch.moe_mlp(operands.x, index, weights, operands.w1, operands.w2, **how)
+        return octavo_torch.moe_mlp(x, index, weights, w1, w2, **how)
 
     return gradients_call(forward, leaves, operands.dy, states)
 

@@ -15,8 +15,8 @@ from octavo_bench.harness.shapes import Shape
 from octavo_bench.host.benchmark import ApiRow, BlockRow, HostOptions, HostRow
 from octavo_bench.host.block import block_call, host_of_block, replay_of_block
 from octavo_bench.host.torch import host_of_layer, host_of_torch, raw_calls, times_and_graph
-from octavo_bench.moe.torch import Layer as Block
-from octavo_bench.moe.torch import draw_layer, layer_backends
+from octavo_bench.training.moe import Layer as Block
+from octavo_bench.training.moe import draw_layer, layer_backends
 from octavo_bench.training.torch import linear_calls
 
 _HOST_REPEATS = {"cuda": 60, "cpu": 3}

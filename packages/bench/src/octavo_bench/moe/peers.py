@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from octavo_bench.harness.timing import Call
 from octavo_bench.moe.benchmark import ADDED, SONIC
-from octavo_bench.moe.torch import Layer, Operands, route
-from octavo_bench.peers.grouped_mm import check_aligned, grouped, inverse_of
+from octavo_bench.moe.torch import route
+from octavo_bench.peers.grouped_mm import check_aligned, moe_layer
 from octavo_bench.peers.loading import loaded_sonic_moe
+from octavo_bench.training.moe import Layer, Operands
 from octavo_bench.training.torch import gradients_call
 
 
@@ -27,24 +26,10 @@ def own_calls(layer: Layer, way: str) -> list[Call]:
     check_aligned([layer.shape.rows // layer.shape.groups])
 
     def forward(operands: Operands) -> Tensor:
-        return own_layer(operands, *route(operands, layer.choices), way)
+        index, weights = route(operands, layer.choices)
+        return moe_layer(operands.x, operands.w1, operands.w2, index, weights, added=way == ADDED)
 
     return [gradients_call(partial(forward, one), one.leaves, one.dy) for one in layer.sets]
-
-
-def own_layer(operands: Operands, index: Tensor, weights: Tensor, way: str = ADDED) -> Tensor:
-    """The layer's result y [T, K] for given choices [T, k] and their weights."""
-    flat, choices = index.view(-1), index.shape[1]
-    experts = torch.arange(len(operands.w1), device=index.device)
-    order = torch.argsort(flat, stable=True)
-    ends = torch.searchsorted(flat[order], experts, right=True, out_int32=True)
-    tokens = order // choices
-    gate, up = grouped(operands.x.index_select(0, tokens), operands.w1, ends).chunk(2, -1)
-    a = silu(gate) * up * weights.view(-1)[order][:, None].to(gate.dtype)
-    y = grouped(a, operands.w2, ends)
-    if way == ADDED:
-        return torch.zeros_like(operands.x).index_add(0, tokens, y)
-    return y.index_select(0, inverse_of(order)).view(-1, choices, y.shape[1]).sum(1)
 
 
 def sonic_calls(layer: Layer) -> list[Call]:

@@ -15,8 +15,9 @@ from octavo_bench.harness.shapes import Shape
 from octavo_bench.harness.timing import Call
 from octavo_bench.moe.benchmark import GATHERED, PEERS, TORCHS, MoeOptions, MoeRow
 from octavo_bench.moe.peers import in_our_order, peer_calls
-from octavo_bench.moe.torch import Layer, draw_layer, layer_backends, moe_calls
+from octavo_bench.moe.torch import moe_calls
 from octavo_bench.peers.gradients import FARTHEST, distance
+from octavo_bench.training.moe import Layer, draw_layer, layer_backends
 
 _WHAT = "MoE layer"
 

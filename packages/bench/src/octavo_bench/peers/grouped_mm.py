@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from octavo.recipe_base import Gemm
 from octavo_bench.harness.timing import Call
@@ -34,6 +35,24 @@ def inverse_of(order: Tensor) -> Tensor:
 def grouped(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     """y[r] = x[r] @ w[g].T for x [M, K] and w [G, N, K]; differentiable."""
     return torch._grouped_mm(x, w.transpose(1, 2), offs=ends)
+
+
+def moe_layer(x: Tensor, w1: Tensor, w2: Tensor, index: Tensor, weights: Tensor, *, added: bool = True) -> Tensor:
+    """y [T, K] of a MoE layer for x [T, K], w1 [G, 2F, K], w2 [G, K, F], choices [T, k] and their weights.
+
+    Two grouped GEMMs between index_select and what brings the rows back: added to the tokens, or gathered and summed.
+    """
+    flat, choices = index.view(-1), index.shape[1]
+    experts = torch.arange(len(w1), device=index.device)
+    order = torch.argsort(flat, stable=True)
+    ends = torch.searchsorted(flat[order], experts, right=True, out_int32=True)
+    tokens = order // choices
+    gate, up = grouped(x.index_select(0, tokens), w1, ends).chunk(2, -1)
+    a = silu(gate) * up * weights.view(-1)[order][:, None].to(gate.dtype)
+    y = grouped(a, w2, ends)
+    if added:
+        return torch.zeros_like(x).index_add(0, tokens, y)
+    return y.index_select(0, inverse_of(order)).view(-1, choices, y.shape[1]).sum(1)
 
 
 def grouped_call(operands: dict[str, Tensor], sizes: Sequence[int], gemm: Gemm) -> Call:
