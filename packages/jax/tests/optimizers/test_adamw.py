@@ -100,8 +100,9 @@ def _inexact(jaxpr: Any, given: Sequence[Any], errors: Iterator[int]) -> list[An
 
     for equation in jaxpr.jaxpr.eqns:
         operands, primitive = list(map(read, equation.invars)), equation.primitive
-        if "jaxpr" in equation.params:
-            made = _inexact(equation.params["jaxpr"], operands, errors)
+        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        if inner is not None:
+            made = _inexact(inner, operands, errors)
         else:
             made = primitive.bind(*operands, **equation.params)
             made = made if primitive.multiple_results else [made]
@@ -274,6 +275,24 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             function()
+
+
+@pytest.mark.parametrize("of", ["rate", "params", "grads"])
+@pytest.mark.parametrize("way", [jax.grad, jax.jacfwd])
+def test_a_step_is_not_differentiated(of: str, way: Any) -> None:
+    """A learned learning rate, or parameters to start from: exact products go through bits, so derivatives were zeros
+    without a word. What stops the gradient steps on."""
+    given = {"rate": jnp.float32(1e-3), "params": jnp.ones((2, 3)), "grads": jnp.ones((2, 3))}
+
+    def loss(one: Any) -> Any:
+        values = given | {of: one}
+        tx = adamw(values["rate"])
+        updates, _ = tx.update(values["grads"], tx.init(given["params"]), values["params"])
+        return jnp.sum(values["params"] + updates)
+
+    with pytest.raises(TypeError, match=r"a step of AdamW .*optax\.adamw"):
+        jax.jit(way(loss))(given[of])
+    jax.eval_shape(way(lambda one: loss(lax.stop_gradient(one))), given[of])
 
 
 def test_a_state_of_another_rule_is_refused() -> None:

@@ -21,6 +21,7 @@ from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
 from octavo_jax.optimizers.block_state import BlockState, as_given, decode, encode, put_together, zero_blocks
 from octavo_jax.optimizers.checks import (
+    NO_DERIVATIVE,
     check_constants,
     check_learning_rate,
     check_mask,
@@ -36,6 +37,7 @@ from octavo_jax.optimizers.rounding import (
     round_stochastic,
     rounding_bits,
 )
+from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
 
 Tree = Any
@@ -122,8 +124,10 @@ class AdamW:
         """The parameters and the state after one more step, bit for bit.
 
         Raises ValueError for gradients whose tree, shapes or dtypes do not fit the parameters, and for a state that
-        `init` would not have made for them, such as one of another master_dtype or other state_bits.
+        `init` would not have made for them, such as one of another master_dtype or other state_bits. TypeError where a
+        derivative is taken through the step.
         """
+        grads, state, params = undifferentiated((grads, state, params), NO_DERIVATIVE)
         paths, tree = _flattened(params)
         grads_of, states = self._flat(tree, grads, "grads"), self._states(paths, tree, state)
         decays = [True] * len(paths)
@@ -134,7 +138,7 @@ class AdamW:
         rate = self.learning_rate(state.count) if callable(self.learning_rate) else self.learning_rate
         if jnp.ndim(rate):
             raise ValueError(f"learning_rate has returned an array of shape {list(jnp.shape(rate))}; return a scalar")
-        rate = jnp.asarray(rate, jnp.float32)
+        rate = jnp.asarray(undifferentiated(rate, NO_DERIVATIVE), jnp.float32)
         rule = Rule(self.b1, self.b2, self.eps, self.weight_decay)
         step, key = corrections(count, self.b1, self.b2), seed_words(self.seed)
         new, after = [], []

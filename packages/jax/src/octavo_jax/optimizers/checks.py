@@ -22,6 +22,11 @@ _NO_ARRAYS = (
     "may be a schedule or an array without it"
 )
 
+NO_DERIVATIVE = (
+    "a step of AdamW was differentiated, and its operations on bits have no derivative: give it "
+    "jax.lax.stop_gradient of its gradients, parameters and learning rate, or differentiate a step of optax.adamw"
+)
+
 
 def check_learning_rate(rate: object) -> None:
     """ValueError unless it is a schedule, a scalar array of float32 or wider, or a finite number of at least 0."""
