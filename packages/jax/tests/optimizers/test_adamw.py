@@ -241,6 +241,24 @@ def test_an_explicit_mesh_cuts_any_axis(last: str | None, rng: np.random.Generat
     assert jax.tree.map(jax.typeof, sharded[1]) == jax.tree.map(jax.typeof, state)
 
 
+def test_a_mask_may_be_a_prefix() -> None:
+    """As optax's masks are: one boolean for a part of the parameters, also for one that optax.masked has left out."""
+    ones = {"bias": jnp.ones(3), "experts": {"wi": jnp.ones((2, 3)), "wo": jnp.ones((2, 3))}}
+    none = jax.tree.map(jnp.zeros_like, ones)
+    decaying = partial(adamw, 0.5, weight_decay=0.5)
+    for mask, steps, decays in (
+        ({"bias": False, "experts": True}, True, [False, True, True]),
+        (False, True, [False, False, False]),
+        ({"bias": True, "experts": {"wi": True, "wo": False}}, {"bias": False, "experts": True}, [False, True, False]),
+    ):
+        chain = optax.masked(decaying(mask=mask), steps)
+        updates, _ = chain.update(none, chain.init(ones), ones)
+        assert [bool((update == -0.25).all()) for update in jax.tree.leaves(updates)] == decays
+        assert all(
+            (update == 0).all() for update, decay in zip(jax.tree.leaves(updates), decays, strict=True) if not decay
+        )
+
+
 def test_what_does_not_fit_is_refused() -> None:
     """With the name, what was given, and what is needed."""
     for changed, message in (
@@ -268,6 +286,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: rule.step({"w": None}, state, params), r"grads\['w'\] is None"),
         (lambda: AdamW(lambda count: jnp.ones(3)).step(params, state, params), r"returned an array of shape \[3\]"),
         (lambda: AdamW(1e-3, mask={"w": "no"}).step(params, state, params), r"mask\['w'\] is 'no'; give True or False"),
+        (lambda: AdamW(1e-3, mask={"v": True}).step(params, state, params), "mask has another structure than params"),
         (
             lambda: AdamW(1e-3, master_dtype=jnp.bfloat16).init({"w": jnp.ones(2, jnp.float16)}),
             r"params\['w'\] is float16, which bfloat16 does not hold",

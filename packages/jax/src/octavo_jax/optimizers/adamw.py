@@ -24,10 +24,10 @@ from octavo_jax.optimizers.checks import (
     NO_DERIVATIVE,
     check_constants,
     check_learning_rate,
-    check_mask,
     check_master_dtype,
     check_no_states,
     checked_gradient,
+    decays_of,
 )
 from octavo_jax.optimizers.rounding import (
     FIRST_MOMENT,
@@ -76,7 +76,8 @@ class AdamW:
     learning_rate  a number, an fp32 scalar array, or a schedule: a function of the finished steps
     b1, b2, eps    decay rates of the moments; what is added to the root
     weight_decay   decoupled, multiplied by the learning rate
-    mask           parameters that decay: a tree of booleans like the parameters, or a function that makes it from them
+    mask           parameters that decay: a tree of booleans like the parameters, with one for a whole part of them if
+                   need be, or a function that makes it from them
     master_dtype   float32, or bfloat16 with steps that are rounded stochastically. A parameter of this dtype, or of
                    float32, is its own master; any other parameter is its master rounded to nearest. Where it is not,
                    somebody wrote to it after the last step, and its value is the new master
@@ -132,8 +133,7 @@ class AdamW:
         grads_of, states = self._flat(tree, grads, "grads"), self._states(paths, tree, state)
         decays = [True] * len(paths)
         if self.mask is not None:
-            decays = self._flat(tree, self.mask(params) if callable(self.mask) else self.mask, "mask")
-            check_mask([path for path, _ in paths], decays)
+            decays = decays_of(self.mask(params) if callable(self.mask) else self.mask, params)
         count = state.count + 1
         rate = self.learning_rate(state.count) if callable(self.learning_rate) else self.learning_rate
         if jnp.ndim(rate):
