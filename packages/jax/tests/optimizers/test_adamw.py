@@ -283,6 +283,8 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: rule.step({"w": jnp.ones((3, 2))}, state, params), r"grads\['w'\] is float32 \[3, 2\]"),
         (lambda: rule.step(params, rule.init({"v": jnp.ones(2)}), params), "state.mu has another structure"),
         (lambda: rule.transformation().update(params, state), "params is None; call update"),
+        (lambda: rule.step(params, serialization.to_state_dict(state), params), "state is a dict; give the AdamWState"),
+        (lambda: rule.step(params, optax.chain(adamw(1e-3)).init(params), params), "state is a tuple; give the AdamWS"),
         (lambda: rule.step({"w": None}, state, params), r"grads\['w'\] is None"),
         (lambda: AdamW(lambda count: jnp.ones(3)).step(params, state, params), r"returned an array of shape \[3\]"),
         (lambda: AdamW(1e-3, mask={"w": "no"}).step(params, state, params), r"mask\['w'\] is 'no'; give True or False"),

@@ -196,6 +196,12 @@ class AdamW:
             raise ValueError(f"{name} has another structure than params: {first}; give a tree like it") from None
 
     def _states(self, paths: list[tuple[Any, Any]], tree: Any, state: AdamWState) -> list[_Leaf]:
+        if not isinstance(state, AdamWState):
+            raise ValueError(
+                f"state is a {type(state).__name__}; give the AdamWState that init made, or one from a file that was "
+                "restored with that as its target: without a target its parts come back as dicts. The state of a chain "
+                "of optax's belongs to the chain's update"
+            )
         parts = (self._flat(tree, getattr(state, name), f"state.{name}") for name in _Leaf._fields)
         states = [
             _Leaf(put_together(mu, True), put_together(nu, False), master)
