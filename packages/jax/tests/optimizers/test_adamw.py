@@ -355,12 +355,14 @@ def test_flax_writes_and_restores_moments_in_8_bits(rng: np.random.Generator) ->
 
 
 def test_an_nnx_optimizer_steps_moments_in_8_bits(rng: np.random.Generator) -> None:
-    """It takes a moment apart after each update, and gives the next one codes and tops by name."""
+    """It takes a moment apart after each update, and gives the next one codes and tops by name. A new state has them
+    by name, too: it was another tree than a later one, which no scan carries."""
     params = drawn(rng, jnp.bfloat16)
     model = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in params.items()})
     rule = AdamW(1e-3, state_bits=8)
     transformation = rule.transformation()
     optimizer = nnx.Optimizer(model, transformation, wrt=nnx.Param)
+    fresh = jax.tree.structure(nnx.state(optimizer))
     step, state = nnx.jit(lambda model, optimizer, grads: optimizer.update(model, grads)), rule.init(params)
     for _ in range(3):
         grads = drawn(rng, jnp.float32)
@@ -368,6 +370,7 @@ def test_an_nnx_optimizer_steps_moments_in_8_bits(rng: np.random.Generator) -> N
         updates, state = jax.jit(transformation.update)(grads, state, params)
         params = optax.apply_updates(params, updates)
     assert jax.tree.all(jax.tree.map(same, nnx.to_pure_dict(nnx.state(model)), params))
+    assert jax.tree.structure(nnx.state(optimizer)) == fresh
     masters = nnx.as_pure(optimizer.opt_state).master
     assert all(same(masters[name], master) for name, master in state.master.items())
 

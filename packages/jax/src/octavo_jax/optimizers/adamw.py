@@ -19,7 +19,15 @@ from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
-from octavo_jax.optimizers.block_state import BlockState, as_given, decode, encode, put_together, zero_blocks
+from octavo_jax.optimizers.block_state import (
+    BlockState,
+    as_given,
+    as_nnx_keeps,
+    decode,
+    encode,
+    put_together,
+    zero_blocks,
+)
 from octavo_jax.optimizers.checks import (
     NO_DERIVATIVE,
     check_constants,
@@ -119,6 +127,7 @@ class AdamW:
         paths, tree = _flattened(params)
         leaves = [self._new(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
         mu, nu, master = (tree.unflatten(part) for part in zip(*leaves, strict=True)) if leaves else (params,) * 3
+        mu, nu = as_nnx_keeps((mu, nu), params)
         return AdamWState(jnp.zeros((), jnp.int32), mu, nu, master)
 
     def step(self, grads: Tree, state: AdamWState, params: Tree) -> tuple[Tree, AdamWState]:
