@@ -352,6 +352,11 @@ def test_flax_writes_and_restores_moments_in_8_bits(rng: np.random.Generator) ->
     restored = serialization.from_bytes(rule.init(params), serialization.to_bytes(state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert jax.tree.all(jax.tree.map(same, step(params, restored, params), step(params, state, params)))
+    wide = serialization.to_state_dict(AdamW(1e-3).init(params))
+    with pytest.raises(
+        ValueError, match=r"the state dict of a BlockState is a .*Array.*give one that .*'codes', 'tops'"
+    ):
+        serialization.from_state_dict(state, wide)
 
 
 def test_an_nnx_optimizer_steps_moments_in_8_bits(rng: np.random.Generator) -> None:
