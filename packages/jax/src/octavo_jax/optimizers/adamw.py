@@ -92,7 +92,8 @@ class AdamW:
     state_bits     32 or 8, for the moments of parameters with two axes or more; other parameters' have 32
     seed           of stochastic rounding. The random bits depend on it, on the step, on the parameter's number among
                    the tree's leaves and on the position, but not on the sharding; inside of `jax.shard_map` the
-                   position is that in the shard
+                   position is that in the shard. Transformations of parts of a model, as in optax.multi_transform,
+                   number their own leaves: give each another seed
 
     Raises ValueError for what does not fit. XLA:CPU takes subnormal numbers as zero, which the definition keeps.
     """
