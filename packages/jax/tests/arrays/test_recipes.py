@@ -114,8 +114,10 @@ def test_no_mixing_of_ranks() -> None:
 
 def test_no_mixing_of_dtypes() -> None:
     """Programs that forbid JAX to promote dtypes trace every layer. 64-bit types are on, which have all dtypes of
-    programs without them, and one trap more: sums of int32 sizes, which JAX makes int64 then, stay int32."""
+    programs without them, and one trap more: sums of int32 sizes, which JAX makes int64 then, stay int32. A router
+    in fp32 takes tokens in bf16, as a module's does."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         _trace(_grouped, octavo.recipe("fp8-row"))
         _trace(_normalized, None)
         _trace(_block, None)
+        jax.eval_shape(lambda x: _block(x, KERNELS, jnp.ones((G, K), jnp.float32), None), X.astype(jnp.bfloat16))

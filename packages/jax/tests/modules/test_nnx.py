@@ -185,6 +185,25 @@ def test_evaluation_records_nothing(x: Any, rng: np.random.Generator) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, module.delayed.get_value(), before))
 
 
+def test_a_recipe_that_is_changed(x: Any, rng: np.random.Generator) -> None:
+    """Evaluation in another recipe leaves the state of delayed scaling alone, as in linen; a call said to leave out a
+    state that its user had not given. A module that was made without a state says how it gets one."""
+    module = _scaled_module(rng)
+    before = module.delayed.get_value()
+    for recipe in (None, "fp8-row"):
+        evaluated = nnx.clone(module)
+        evaluated.set_attributes(recipe=recipe)
+        wanted = octavo_jax.grouped_dense(x, module.kernel[...], SIZES, recipe=recipe, backend="jax-reference")
+        assert np.array_equal(evaluated(x, SIZES), wanted)
+        assert jax.tree.all(jax.tree.map(np.array_equal, evaluated.delayed.get_value(), before))
+    plain: Any = octavo_nnx.GroupedLinear(G, K, N, recipe=None, backend="jax-reference", rngs=nnx.Rngs(0))
+    plain.recipe = DELAYED
+    with pytest.raises(ValueError, match=r"GroupedLinear has the recipe delayed and no state.*delayed = octavo_jax"):
+        plain(x, SIZES)
+    plain.delayed = octavo_nnx.ScalingState(octavo_jax.init_delayed(DELAYED, G))
+    assert plain(x, SIZES).shape == (M, N)
+
+
 def test_vmapped_layers_under_scan_and_remat(x: Any) -> None:
     """Five stacked layers with nnx.scan and nnx.remat: 15 quantizations under save_quantized, 25 without.
 

@@ -100,8 +100,9 @@ def _inexact(jaxpr: Any, given: Sequence[Any], errors: Iterator[int]) -> list[An
 
     for equation in jaxpr.jaxpr.eqns:
         operands, primitive = list(map(read, equation.invars)), equation.primitive
-        if "jaxpr" in equation.params:
-            made = _inexact(equation.params["jaxpr"], operands, errors)
+        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        if inner is not None:
+            made = _inexact(inner, operands, errors)
         else:
             made = primitive.bind(*operands, **equation.params)
             made = made if primitive.multiple_results else [made]
@@ -240,6 +241,24 @@ def test_an_explicit_mesh_cuts_any_axis(last: str | None, rng: np.random.Generat
     assert jax.tree.map(jax.typeof, sharded[1]) == jax.tree.map(jax.typeof, state)
 
 
+def test_a_mask_may_be_a_prefix() -> None:
+    """As optax's masks are: one boolean for a part of the parameters, also for one that optax.masked has left out."""
+    ones = {"bias": jnp.ones(3), "experts": {"wi": jnp.ones((2, 3)), "wo": jnp.ones((2, 3))}}
+    none = jax.tree.map(jnp.zeros_like, ones)
+    decaying = partial(adamw, 0.5, weight_decay=0.5)
+    for mask, steps, decays in (
+        ({"bias": False, "experts": True}, True, [False, True, True]),
+        (False, True, [False, False, False]),
+        ({"bias": True, "experts": {"wi": True, "wo": False}}, {"bias": False, "experts": True}, [False, True, False]),
+    ):
+        chain = optax.masked(decaying(mask=mask), steps)
+        updates, _ = chain.update(none, chain.init(ones), ones)
+        assert [bool((update == -0.25).all()) for update in jax.tree.leaves(updates)] == decays
+        assert all(
+            (update == 0).all() for update, decay in zip(jax.tree.leaves(updates), decays, strict=True) if not decay
+        )
+
+
 def test_what_does_not_fit_is_refused() -> None:
     """With the name, what was given, and what is needed."""
     for changed, message in (
@@ -264,9 +283,12 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: rule.step({"w": jnp.ones((3, 2))}, state, params), r"grads\['w'\] is float32 \[3, 2\]"),
         (lambda: rule.step(params, rule.init({"v": jnp.ones(2)}), params), "state.mu has another structure"),
         (lambda: rule.transformation().update(params, state), "params is None; call update"),
+        (lambda: rule.step(params, serialization.to_state_dict(state), params), "state is a dict; give the AdamWState"),
+        (lambda: rule.step(params, optax.chain(adamw(1e-3)).init(params), params), "state is a tuple; give the AdamWS"),
         (lambda: rule.step({"w": None}, state, params), r"grads\['w'\] is None"),
         (lambda: AdamW(lambda count: jnp.ones(3)).step(params, state, params), r"returned an array of shape \[3\]"),
         (lambda: AdamW(1e-3, mask={"w": "no"}).step(params, state, params), r"mask\['w'\] is 'no'; give True or False"),
+        (lambda: AdamW(1e-3, mask={"v": True}).step(params, state, params), "mask has another structure than params"),
         (
             lambda: AdamW(1e-3, master_dtype=jnp.bfloat16).init({"w": jnp.ones(2, jnp.float16)}),
             r"params\['w'\] is float16, which bfloat16 does not hold",
@@ -274,6 +296,24 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             function()
+
+
+@pytest.mark.parametrize("of", ["rate", "params", "grads"])
+@pytest.mark.parametrize("way", [jax.grad, jax.jacfwd])
+def test_a_step_is_not_differentiated(of: str, way: Any) -> None:
+    """A learned learning rate, or parameters to start from: exact products go through bits, so derivatives were zeros
+    without a word. What stops the gradient steps on."""
+    given = {"rate": jnp.float32(1e-3), "params": jnp.ones((2, 3)), "grads": jnp.ones((2, 3))}
+
+    def loss(one: Any) -> Any:
+        values = given | {of: one}
+        tx = adamw(values["rate"])
+        updates, _ = tx.update(values["grads"], tx.init(given["params"]), values["params"])
+        return jnp.sum(values["params"] + updates)
+
+    with pytest.raises(TypeError, match=r"a step of AdamW .*optax\.adamw"):
+        jax.jit(way(loss))(given[of])
+    jax.eval_shape(way(lambda one: loss(lax.stop_gradient(one))), given[of])
 
 
 def test_a_state_of_another_rule_is_refused() -> None:
@@ -312,15 +352,22 @@ def test_flax_writes_and_restores_moments_in_8_bits(rng: np.random.Generator) ->
     restored = serialization.from_bytes(rule.init(params), serialization.to_bytes(state))
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert jax.tree.all(jax.tree.map(same, step(params, restored, params), step(params, state, params)))
+    wide = serialization.to_state_dict(AdamW(1e-3).init(params))
+    with pytest.raises(
+        ValueError, match=r"the state dict of a BlockState is a .*Array.*give one that .*'codes', 'tops'"
+    ):
+        serialization.from_state_dict(state, wide)
 
 
 def test_an_nnx_optimizer_steps_moments_in_8_bits(rng: np.random.Generator) -> None:
-    """It takes a moment apart after each update, and gives the next one codes and tops by name."""
+    """It takes a moment apart after each update, and gives the next one codes and tops by name. A new state has them
+    by name, too: it was another tree than a later one, which no scan carries."""
     params = drawn(rng, jnp.bfloat16)
     model = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in params.items()})
     rule = AdamW(1e-3, state_bits=8)
     transformation = rule.transformation()
     optimizer = nnx.Optimizer(model, transformation, wrt=nnx.Param)
+    fresh = jax.tree.structure(nnx.state(optimizer))
     step, state = nnx.jit(lambda model, optimizer, grads: optimizer.update(model, grads)), rule.init(params)
     for _ in range(3):
         grads = drawn(rng, jnp.float32)
@@ -328,6 +375,7 @@ def test_an_nnx_optimizer_steps_moments_in_8_bits(rng: np.random.Generator) -> N
         updates, state = jax.jit(transformation.update)(grads, state, params)
         params = optax.apply_updates(params, updates)
     assert jax.tree.all(jax.tree.map(same, nnx.to_pure_dict(nnx.state(model)), params))
+    assert jax.tree.structure(nnx.state(optimizer)) == fresh
     masters = nnx.as_pure(optimizer.opt_state).master
     assert all(same(masters[name], master) for name, master in state.master.items())
 

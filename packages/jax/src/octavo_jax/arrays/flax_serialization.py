@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,11 +27,12 @@ def _written(one: Any) -> dict[str, Any]:
     return {name: to_state_dict(getattr(one, name)) for name in _names(one)}
 
 
-def _restored(one: Any, state: dict[str, Any]) -> Any:
+def _restored(one: Any, state: Any) -> Any:
     names, kind = _names(one), type(one).__name__
-    if set(state) != set(names):
+    if not isinstance(state, Mapping) or set(state) != set(names):
+        given = f"has {sorted(state)}" if isinstance(state, Mapping) else f"is a {type(state).__name__}"
         raise ValueError(
-            f"the state dict of a {kind} has {sorted(state)}; give one that flax.serialization.to_state_dict made of "
+            f"the state dict of a {kind} {given}; give one that flax.serialization.to_state_dict made of "
             f"a {kind}, with {names}"
         )
     from_state_dict = sys.modules["flax.serialization"].from_state_dict

@@ -138,9 +138,11 @@ class QuantizedModule(nnx.Module):
         the module keeps."""
         if seed is None and self.base_seed is not None and self.calls is not None:
             seed = _counted_seed(self.base_seed, self.calls)
-        before, keeps = (None, False) if self.delayed is None else _state_for_call(self.delayed)
+        recipe, before, keeps = as_recipe(self.recipe), None, False  # it may be another than the module was made with
+        if isinstance(recipe, DelayedScaling):
+            before, keeps = _state_for_call(self._scaling())
         result = call(
-            recipe=self.recipe,
+            recipe=recipe,
             seed=seed,
             state=before,
             checkpoint_name=self.quantization_checkpoint_name,
@@ -149,11 +151,21 @@ class QuantizedModule(nnx.Module):
             room=self.room,
         )
         results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
-        if self.delayed is None or before is None:
+        if before is None:
             return results
         if keeps:
-            self.delayed.set_value(recorded(before, results[-1]))
+            self._scaling().set_value(recorded(before, results[-1]))
         return results[:-1]
+
+    def _scaling(self) -> ScalingState:
+        """Delayed scaling's state; ValueError where the module was made with another recipe, and has none."""
+        if self.delayed is None:
+            raise ValueError(
+                f"{type(self).__name__} has the recipe delayed and no state, for it was made with another recipe: set "
+                "its attribute delayed = octavo_jax.nnx.ScalingState(octavo_jax.init_delayed(recipe, groups)), of a "
+                "tuple with one state for each product where there are two"
+            )
+        return self.delayed
 
 
 def _counted_seed(base_seed: SeedState, calls: SeedState) -> Array:

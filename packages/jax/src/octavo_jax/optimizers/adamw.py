@@ -19,14 +19,23 @@ from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
-from octavo_jax.optimizers.block_state import BlockState, as_given, decode, encode, put_together, zero_blocks
+from octavo_jax.optimizers.block_state import (
+    BlockState,
+    as_given,
+    as_nnx_keeps,
+    decode,
+    encode,
+    put_together,
+    zero_blocks,
+)
 from octavo_jax.optimizers.checks import (
+    NO_DERIVATIVE,
     check_constants,
     check_learning_rate,
-    check_mask,
     check_master_dtype,
     check_no_states,
     checked_gradient,
+    decays_of,
 )
 from octavo_jax.optimizers.rounding import (
     FIRST_MOMENT,
@@ -36,6 +45,7 @@ from octavo_jax.optimizers.rounding import (
     round_stochastic,
     rounding_bits,
 )
+from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
 
 Tree = Any
@@ -74,14 +84,16 @@ class AdamW:
     learning_rate  a number, an fp32 scalar array, or a schedule: a function of the finished steps
     b1, b2, eps    decay rates of the moments; what is added to the root
     weight_decay   decoupled, multiplied by the learning rate
-    mask           parameters that decay: a tree of booleans like the parameters, or a function that makes it from them
+    mask           parameters that decay: a tree of booleans like the parameters, with one for a whole part of them if
+                   need be, or a function that makes it from them
     master_dtype   float32, or bfloat16 with steps that are rounded stochastically. A parameter of this dtype, or of
                    float32, is its own master; any other parameter is its master rounded to nearest. Where it is not,
                    somebody wrote to it after the last step, and its value is the new master
     state_bits     32 or 8, for the moments of parameters with two axes or more; other parameters' have 32
     seed           of stochastic rounding. The random bits depend on it, on the step, on the parameter's number among
                    the tree's leaves and on the position, but not on the sharding; inside of `jax.shard_map` the
-                   position is that in the shard
+                   position is that in the shard. Transformations of parts of a model, as in optax.multi_transform,
+                   number their own leaves: give each another seed
 
     Raises ValueError for what does not fit. XLA:CPU takes subnormal numbers as zero, which the definition keeps.
     """
@@ -116,25 +128,27 @@ class AdamW:
         paths, tree = _flattened(params)
         leaves = [self._new(jax.tree_util.keystr(path), leaf) for path, leaf in paths]
         mu, nu, master = (tree.unflatten(part) for part in zip(*leaves, strict=True)) if leaves else (params,) * 3
+        mu, nu = as_nnx_keeps((mu, nu), params)
         return AdamWState(jnp.zeros((), jnp.int32), mu, nu, master)
 
     def step(self, grads: Tree, state: AdamWState, params: Tree) -> tuple[Tree, AdamWState]:
         """The parameters and the state after one more step, bit for bit.
 
         Raises ValueError for gradients whose tree, shapes or dtypes do not fit the parameters, and for a state that
-        `init` would not have made for them, such as one of another master_dtype or other state_bits.
+        `init` would not have made for them, such as one of another master_dtype or other state_bits. TypeError where a
+        derivative is taken through the step.
         """
+        grads, state, params = undifferentiated((grads, state, params), NO_DERIVATIVE)
         paths, tree = _flattened(params)
         grads_of, states = self._flat(tree, grads, "grads"), self._states(paths, tree, state)
         decays = [True] * len(paths)
         if self.mask is not None:
-            decays = self._flat(tree, self.mask(params) if callable(self.mask) else self.mask, "mask")
-            check_mask([path for path, _ in paths], decays)
+            decays = decays_of(self.mask(params) if callable(self.mask) else self.mask, params)
         count = state.count + 1
         rate = self.learning_rate(state.count) if callable(self.learning_rate) else self.learning_rate
         if jnp.ndim(rate):
             raise ValueError(f"learning_rate has returned an array of shape {list(jnp.shape(rate))}; return a scalar")
-        rate = jnp.asarray(rate, jnp.float32)
+        rate = jnp.asarray(undifferentiated(rate, NO_DERIVATIVE), jnp.float32)
         rule = Rule(self.b1, self.b2, self.eps, self.weight_decay)
         step, key = corrections(count, self.b1, self.b2), seed_words(self.seed)
         new, after = [], []
@@ -192,6 +206,12 @@ class AdamW:
             raise ValueError(f"{name} has another structure than params: {first}; give a tree like it") from None
 
     def _states(self, paths: list[tuple[Any, Any]], tree: Any, state: AdamWState) -> list[_Leaf]:
+        if not isinstance(state, AdamWState):
+            raise ValueError(
+                f"state is a {type(state).__name__}; give the AdamWState that init made, or one from a file that was "
+                "restored with that as its target: without a target its parts come back as dicts. The state of a chain "
+                "of optax's belongs to the chain's update"
+            )
         parts = (self._flat(tree, getattr(state, name), f"state.{name}") for name in _Leaf._fields)
         states = [
             _Leaf(put_together(mu, True), put_together(nu, False), master)

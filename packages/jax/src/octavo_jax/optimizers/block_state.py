@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +49,22 @@ def put_together(part: Any, signed: bool) -> Any:
     if not isinstance(part, Mapping) or set(part) != {"codes", "tops"}:
         return part
     return BlockState(part["codes"], part["tops"], signed)
+
+
+def as_nnx_keeps(moments: Any, params: Any) -> Any:
+    """`moments`; where `params` are a state of nnx, each BlockState as its arrays by name, in such a state.
+
+    `nnx.Optimizer` keeps them so after its first update, and a tree that changes then is compiled again and is no carry
+    of a scan.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(params, nnx.State):
+        return moments
+
+    def by_name(part: Any) -> Any:
+        return nnx.State({"codes": part.codes, "tops": part.tops}) if isinstance(part, BlockState) else part
+
+    return jax.tree.map(by_name, moments, is_leaf=lambda part: isinstance(part, BlockState))
 
 
 def as_given(moment: Any, given: Any) -> Any:

@@ -22,6 +22,11 @@ _NO_ARRAYS = (
     "may be a schedule or an array without it"
 )
 
+NO_DERIVATIVE = (
+    "a step of AdamW was differentiated, and its operations on bits have no derivative: give it "
+    "jax.lax.stop_gradient of its gradients, parameters and learning rate, or differentiate a step of optax.adamw"
+)
+
 
 def check_learning_rate(rate: object) -> None:
     """ValueError unless it is a schedule, a scalar array of float32 or wider, or a finite number of at least 0."""
@@ -80,11 +85,25 @@ def check_no_states(params: Any) -> None:
             )
 
 
-def check_mask(paths: list[Any], decays: list[Any]) -> None:
-    """ValueError unless each of `decays`, which stand at these paths of the mask, is True or False."""
-    for path, decay in zip(paths, decays, strict=True):
-        if not isinstance(decay, bool | np.bool_):
-            raise ValueError(f"mask{jax.tree_util.keystr(path)} is {decay!r}; give True or False")
+def decays_of(mask: Any, params: Any) -> list[bool]:
+    """Whether each leaf of `params` decays: `mask` is a tree like it, or a prefix of one, as optax takes masks.
+
+    ValueError for another tree, and for what is neither True nor False.
+    """
+    tree: Any
+    given, tree = jax.tree_util.tree_flatten_with_path(mask)
+    try:
+        parts = tree.flatten_up_to(params)
+    except (ValueError, TypeError) as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(
+            f"mask has another structure than params: {first}; give a tree like it, or one with a boolean in the place "
+            "of a whole part"
+        ) from None
+    for path, decays in given:
+        if not isinstance(decays, bool | np.bool_):
+            raise ValueError(f"mask{jax.tree_util.keystr(path)} is {decays!r}; give True or False")
+    return [bool(decays) for (_, decays), part in zip(given, parts, strict=True) for _ in jax.tree.leaves(part)]
 
 
 def checked_gradient(path: str, grad: Any, parameter: Array) -> Array:

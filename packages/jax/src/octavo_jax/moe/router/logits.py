@@ -30,7 +30,7 @@ def router_logits(tokens: Array, router: Array) -> Array:
     asked = jax.config.jax_default_matmul_precision is not None  # type: ignore[attr-defined]  # made at run time
     if not asked and _has_parts(tokens, router) and device_of(tokens).kind == "cuda":
         return logits_by_parts(tokens, router)
-    wide = jnp.result_type(tokens, router) == jnp.float32
+    wide = jnp.float32 in (tokens.dtype, router.dtype) or tokens.dtype != router.dtype
     precision = lax.Precision.HIGHEST if wide and not asked else None
     if wide:
         tokens, router = in_fp32(tokens), in_fp32(router)
