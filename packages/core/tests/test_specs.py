@@ -20,7 +20,7 @@ assert MXFP4 is not None
     [
         ({"format": "e2m1", "scaling": "row"}, "e2m1 and nvfp4 need each other"),
         ({"format": "e4m3", "scaling": "nvfp4"}, "e2m1 and nvfp4 need each other"),
-        ({"format": "e4m3", "scaling": "row", "square": True}, "square=True needs blocks"),
+        ({"format": "e4m3", "scaling": "row", "square": True}, "^QuantizerSpec: square=True needs blocks"),
         ({"format": "e4m3", "scaling": "mxfp8", "rounding": "stochastic"}, "defined for e2m1"),
         ({"format": "e4m3", "scaling": "block", "hadamard": True}, "defined for nvfp4"),
         ({"format": "e2m1", "scaling": "nvfp4", "hadamard": True, "square": True}, "drop one of the two"),

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from octavo import QuantizerSpec
-from octavo_numerics import QuantizedArray, dequantize, grouped_dgrad, grouped_matmul, grouped_wgrad, quantize, valid
+from octavo_numerics import (
+    QuantizedArray,
+    RouterRule,
+    choose_experts,
+    dequantize,
+    grouped_dgrad,
+    grouped_matmul,
+    grouped_wgrad,
+    quantize,
+    valid,
+)
 
 MX = QuantizerSpec(format="e4m3", scaling="mxfp8")
 DELAYED = QuantizerSpec(format="e4m3", scaling="delayed")
@@ -63,6 +73,11 @@ def changed(q: QuantizedArray, **planes: Any) -> QuantizedArray:
         (lambda: grouped_matmul(X[:, :7], W, [4, 0]), "x's last axis is 7 and w's last axis is 8"),
         (lambda: grouped_dgrad(X, W, [4, 0]), "dy's last axis is 8 and w's middle axis is 4"),
         (lambda: grouped_wgrad(X, X[:3], [3]), "dy's rows is 4 and x's rows is 3"),
+        (lambda: choose_experts(X, RouterRule(9)), "k is 9 and a token has 8 of 8 experts to choose from"),
+        (lambda: choose_experts(X, RouterRule(3, groups=4)), "k is 3 and a token has 2 of 8 experts to choose from"),
+        (lambda: choose_experts(X, RouterRule(1, groups=3)), "groups is 3, kept_groups 1, and there are 8 experts"),
+        (lambda: choose_experts(X, RouterRule(0)), "k is 0; give at least 1"),
+        (lambda: choose_experts(X, RouterRule(1, "Softmax")), "score is 'Softmax'; give 'softmax', 'sigmoid'"),  # type: ignore[arg-type]
     ],
 )
 def test_the_error_is_one_line_with_the_cause(call: Any, message: str) -> None:

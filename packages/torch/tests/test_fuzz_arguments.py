@@ -316,7 +316,7 @@ MORE = {
         "activation", "seed", "interleave", "ep", "exchange", *MODULE,
     ),
     "MoE.forward": ("choice", "weights", "lora"),
-    "grouped_mm": ("bias", "out_dtype"),
+    "grouped_mm": ("bias", "seed", "out_dtype"),
     "quantize": ("seed", "operand", "group_offset", "scale", "layouts", "out", "unchanged"),
     "quantize_weight": ("seed", "state", "interleave", "out", "unchanged", "record"),
     "dequantize": ("direction", "dtype", "backend"),

@@ -104,7 +104,8 @@ def explain_validation(model: str, error: ValidationError, fields: Iterable[str]
     items = error.errors(include_url=False)
     for item in items[:_MOST_FIELDS]:
         name = ".".join(str(part) for part in item["loc"])
-        field = f"{model}.{name}" if len(name) <= _LONGEST else f"{model}.{name[: _LONGEST - 3]}..."
+        shortened = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 3]}..."
+        field = f"{model}.{shortened}" if name else model  # without a name it is fields that contradict each other
         if item["type"] == "extra_forbidden":
             hint = did_you_mean(name, known) or f"; its fields are {', '.join(known)}"
             problems.append(f"{field}: there is no such field{hint}")

@@ -1,4 +1,4 @@
-"""RouterRule: how a MoE layer's router chooses experts, as a value.
+"""RouterRule: how a MoE layer's router chooses experts, as a value; and what so many experts admit.
 
 octavo_numerics.choose_experts defines bit for bit what each field does.
 """
@@ -37,3 +37,21 @@ class RouterRule:
     def by_groups(self) -> bool:
         """Whether groups limit the choices, because some of them are left out."""
         return self.kept_groups < self.groups
+
+
+def check_choices(experts: int, k: int, groups: int, kept_groups: int) -> None:
+    """ValueError for numbers below 1, groups that do not divide the experts, and more choices than a token has."""
+    for name, count in (("k", k), ("groups", groups), ("kept_groups", kept_groups)):
+        if count < 1:
+            raise ValueError(f"{name} is {count}; give at least 1")
+    if experts % groups or kept_groups > groups:
+        raise ValueError(
+            f"groups is {groups}, kept_groups {kept_groups}, and there are {experts} experts; give a divisor of that "
+            "number, and at most as many kept ones"
+        )
+    available = experts // groups * kept_groups
+    if k > available:
+        raise ValueError(
+            f"k is {k} and a token has {available} of {experts} experts to choose from, as groups is {groups} and "
+            f"kept_groups {kept_groups}; give at most that many"
+        )

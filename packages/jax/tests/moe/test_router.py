@@ -204,10 +204,10 @@ def test_router_says_what_does_not_fit() -> None:
     """Errors name the argument, what was given, and what is needed."""
     logits = jnp.zeros((4, 8))
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"k": 9}, "k is 9 and a token has 8 experts"),
+        ({"k": 9}, "k is 9 and a token has 8 of 8 experts"),
         ({"k": True}, "k is True; give an integer of at least 1"),
         ({"groups": 3}, "groups is 3, kept_groups 1, and there are 8 experts"),
-        ({"groups": 4, "k": 3}, "k is 3 and a token has 2 experts to choose from, as groups is 4 and kept_groups 1"),
+        ({"groups": 4, "k": 3}, "k is 3 and a token has 2 of 8 experts to choose from, as groups is 4"),
         ({"score": "tanh"}, "score is 'tanh'; give 'softmax', 'sigmoid' or 'sqrtsoftplus'"),
         ({"bias": jnp.zeros(7)}, r"bias has shape \[7\]; give \[8\]"),
         ({"bias": jnp.zeros(8, jnp.int32)}, "bias has dtype int32"),

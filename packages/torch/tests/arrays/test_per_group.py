@@ -279,6 +279,8 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
         grouped_linear(x, w, SIZES, recipe=None, main_grad="accumulate")
     with pytest.raises(ValueError, match=r"per_group_parameters is 1; give True, False, \{'weight'\} or \{'bias'\}"):
         linear(per_group_parameters=1)
+    with pytest.raises(ValueError, match=r"per_group_parameters is \{'weights'\}; give True"):
+        linear(per_group_parameters={"weights"})
     for wrong_kinds in ("weight", ["weight", "weight1"], {"bias": 1}, [1]):
         with pytest.raises(ValueError, match="per_group_parameters is"):
             linear(per_group_parameters=wrong_kinds)

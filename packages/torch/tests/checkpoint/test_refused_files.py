@@ -376,7 +376,7 @@ def test_exports_that_cannot_be_made(drawn: Drawn, tmp_path: Path, rng: np.rando
     for layout, recipe, needed in (
         ("modelopt-nvfp4", BlockScaling(), "NVFP4's codes and scales"),
         ("hf-fp8", "mxfp8", "E4M3 codes with fp32 scales of 128x128 blocks"),
-        ("hf-fp8", None, "weights that are quantized"),
+        ("hf-fp8", None, "weights that are quantized; write its values with octavo_torch.unstack_experts"),
         ("compressed-tensors", BlockScaling(forward_format="e5m2"), "E4M3 codes"),
     ):
         with pytest.raises(ValueError, match=f"layout {layout} holds {needed}"):

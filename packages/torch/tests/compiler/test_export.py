@@ -83,12 +83,17 @@ class Decoded(nn.Module):
 
 
 def test_quantized_operands_are_arguments(rng: np.random.Generator) -> None:
-    """A program's code names planes, of which one's name begins another's: torch wrote `args[1]_scale`, no Python."""
+    """A program's code names planes, of which one's name begins another's: torch wrote `args[1]_scale`, no Python.
+
+    It takes operands as it was made, and as it was loaded: torch compares how they flatten with the example's trees.
+    """
     spec = QuantizerSpec(scaling="nvfp4", format="e2m1")
     example, other = (quantize(torch.randn(16, 64), spec, [7, 9], backend=REFERENCE) for _ in range(2))
     stored = io.BytesIO()
     with torch.no_grad():
-        torch.export.save(torch.export.export(Decoded(), (example,)), stored)
+        exported = torch.export.export(Decoded(), (example,))
+        assert torch.equal(exported.module()(other), Decoded()(other))
+        torch.export.save(exported, stored)
         stored.seek(0)
         program = torch.export.load(stored).module()
         assert torch.equal(program(other), Decoded()(other))

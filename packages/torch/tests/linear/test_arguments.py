@@ -163,6 +163,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         r"offs has shape \[1\] and b 2 matrices; give one end per matrix",
     ),
     "b shape": (lambda: grouped_mm(X, W, torch.tensor([4, 8])), "a has 16 columns"),
+    "grouped_mm's state": (
+        lambda: grouped_mm(X, W.transpose(1, 2), torch.tensor([4, 8]), recipe="fp8-delayed"),
+        "recipe is DelayedScaling, .* and grouped_mm has no place for a state; .* call grouped_linear",
+    ),
     "module groups": (lambda: GroupedLinear(0, 4, 4), "num_groups is 0"),
     "module recipe": (lambda: GroupedLinear(1, 4, 4, recipe="mxpf8"), "got 'mxpf8'; did you mean mxfp8"),
     "module class": (
@@ -255,6 +259,24 @@ def test_stochastic_gradients_need_a_seed_only_where_there_are_some() -> None:
     grouped_linear(X, W, [4, 4], recipe=NVFP4())
     with pytest.raises(ValueError, match="seed is None"):
         grouped_linear(X.clone().requires_grad_(), W, [4, 4], recipe=NVFP4())
+
+
+def test_grouped_mm_takes_the_seed_that_it_asks_for(rng: np.random.Generator) -> None:
+    """With it a stochastic recipe's gradients are those of grouped_linear with the same seed."""
+    x, w = (torch.from_numpy(rng.standard_normal(shape, np.float32)) for shape in ((8, 16), (2, 32, 16)))
+    ends, seed = torch.tensor([5, 8]), int(rng.integers(1 << 62))
+    with pytest.raises(ValueError, match="seed is None"):
+        grouped_mm(x.clone().requires_grad_(), w.mT, ends, recipe=NVFP4())
+    gradients = []
+    for seeded in (seed, seed, seed + 1):
+        leaf = x.clone().requires_grad_()
+        y = grouped_mm(leaf, w.mT, ends, recipe=NVFP4(), seed=seeded)
+        gradients += torch.autograd.grad(y.square().sum(), leaf)
+    other = x.clone().requires_grad_()
+    grouped_linear(other, w, [5, 3], recipe=NVFP4(), seed=seed).square().sum().backward()
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], other.grad)
+    assert not torch.equal(gradients[0], gradients[2])
 
 
 def test_nothing_serves_a_meta_device() -> None:

@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused(rng: np.random.Generator) -> None:
         ({"rank": 0}, "rank is 0; give an integer of at least 1"),
         ({"alpha": 0}, "alpha is 0; give a number above 0"),
         ({"dropout": 1.0}, "dropout is 1.0; give a probability"),
-        ({"targets": ["weight3"]}, "targets is a list; give some of weight, weight1, weight2"),
+        ({"targets": ["weight3"]}, r"targets is \['weight3'\]; give some of weight, weight1, weight2"),
         ({"targets": ["weight"]}, "no weight among weight is selected"),
         ({"filter": "none.*"}, "no weight among weight, weight1, weight2 is selected"),
         ({"dtype": torch.int64}, "dtype is torch.int64"),

@@ -15,7 +15,7 @@ from octavo_registry.contract import RouterRule
 def choose_experts(
     logits: Array, bias: Array | None, replay: Array | None, rule: RouterRule, /
 ) -> tuple[Array, Array, Array]:
-    """Choices int32 [T, k], weights and counts int32 [E]; see octavo_jax.moe.choose_experts."""
+    """Choices int32 [T, k], weights and counts int32 [E]; see octavo_jax.choose_experts."""
     check_input(logits, "logits", (2,))
     if bias is not None:
         check_array(bias, "bias", (logits.shape[1],), jnp.float32)

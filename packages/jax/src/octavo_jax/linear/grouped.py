@@ -57,7 +57,8 @@ def grouped_dense(
     recipe                   a Recipe, or the name of one (`octavo.recipe`); None: HighPrecision
     contracting_dims         of x and the kernel, as `jax.lax.dot_general` has them; negative ones count from the end
     bias                     [G, N]
-    seed                     of stochastic rounding: an int, an integer scalar array, or uint32 [2] words
+    seed                     of stochastic rounding: an int, an integer scalar array, uint32 [2] words, or a key of
+                             jax.random.key
     state                    delayed scaling's `DelayedState`, whose documentation says how the backward updates it
     group_offset             number of the first group, in stochastic rounding's counter
     checkpoint_name          what `jax.checkpoint` policies call the quantized x and kernel; None: no name

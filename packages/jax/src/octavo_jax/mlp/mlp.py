@@ -93,7 +93,7 @@ def grouped_mlp(
 
     x                         [M, K], or [*B, M, K], which counts as [prod(B) * M, K]; bf16, fp16 or fp32
     wi, wo                    [G, K, C] and [G, F, N]; C = 2 F, the gate first, where the activation is gated, else F
-    group_sizes               [G] integers on the host (checked) or a jax.Array (clamped, never read back); sum <= M
+    group_sizes               [G] integers, sum <= M, checked or clamped as in `grouped_dense`
     activation                silu, gelu, gelu_tanh, relu2, swiglu, geglu, geglu_tanh or clamped_swiglu, see `activate`
     probs                     [M] float32, such as a router's weights; None: 1
     bi, bo                    [G, C] and [G, N]

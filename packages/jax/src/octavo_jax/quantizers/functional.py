@@ -35,8 +35,10 @@ def quantize(
     """x in the planes that `spec.orientation` asks for, equal bit for bit to `octavo_numerics.quantize`.
 
     x             [M, K] with group_sizes, or as one group without; or [G, N, K] matrices, each its own group
-    group_sizes   [G] integers on the host (checked) or as a jax.Array (clamped, never read back); sum <= M
-    seed          of stochastic rounding: an int, an integer scalar array, or uint32 [2] words (low, high)
+    group_sizes   [G] integers, sum <= M: checked on the host and in a jax.Array on a CPU; clamped and never read back
+                  where they are traced or on an accelerator
+    seed          of stochastic rounding: an int, an integer scalar array, uint32 [2] words (low, high), or a key of
+                  jax.random.key
     operand       "x", "w" or "dy"; None: spec.role
     group_offset  number of the first group, in stochastic rounding's counter
     scale         [G] float32 encode scales of delayed scaling

@@ -6,12 +6,13 @@ arXiv 2408.15664) and groups of experts (DeepSeek-V3, arXiv 2412.19437, section 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.router import RouterRule, Score
+from octavo.errors import one_of
+from octavo.router import RouterRule, Score, check_choices
 
 
 class Choice(NamedTuple):
@@ -23,7 +24,8 @@ class Choice(NamedTuple):
 
 
 def route_scores(logits: NDArray[Any], score: Score) -> NDArray[np.float64]:
-    """The scores of logits [T, E]; NaN for a logit that is NaN, without a warning."""
+    """The scores of logits [T, E]; NaN for a logit that is NaN, without a warning. ValueError for an unknown name."""
+    one_of("score", score, get_args(Score))
     with np.errstate(invalid="ignore", over="ignore"):
         return _scores(logits.astype(np.float64), score)
 
@@ -69,8 +71,11 @@ def choose_experts(
 
     bias     [E], added to the scores for choosing; weights are without it
     replay   [T, k], choices to take instead; one outside of 0 to E - 1 goes to no expert and weighs 0
+
+    Raises ValueError for a rule that does not fit so many experts.
     """
     tokens, experts = logits.shape
+    check_choices(experts, rule.k, rule.groups, rule.kept_groups)
     scores = route_scores(logits, rule.score)
     chosen_by = scores if bias is None else scores + bias
     if bias is None and not rule.by_groups:

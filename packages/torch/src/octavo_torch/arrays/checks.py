@@ -24,12 +24,14 @@ _MAX_LENGTH = 60
 
 
 def brief(value: object) -> str:
-    """`value` for an error message: its repr where that is short, a tensor's dtype and shape, else "a <type>"."""
+    """`value` for an error message: its repr where that is short, of names in a collection, too; a tensor's dtype and
+    shape; else "a <type>"."""
     if isinstance(value, Tensor):
         if value.is_nested:  # which may have no shape
             return "a nested tensor"
         return f"{name_of(value.dtype)} {list(value.shape)}"
-    text = repr(value) if isinstance(value, _SHOWN) else ""
+    names = isinstance(value, list | tuple | set | frozenset) and {type(one) for one in value} == {str}
+    text = repr(value) if names or isinstance(value, _SHOWN) else ""
     return text if 0 < len(text) <= _MAX_LENGTH else f"a {type(value).__name__}"
 
 

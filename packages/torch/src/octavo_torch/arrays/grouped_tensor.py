@@ -17,7 +17,7 @@ from octavo.quantizer import Direction
 from octavo_torch.arrays.dtypes import PAYLOAD_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.dtypes import name_of as dtype_text
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
-from octavo_torch.compiler.tracing import is_plain, name_of, spec_of
+from octavo_torch.compiler.tracing import is_plain, known_by, name_of, spec_of
 
 PLANES = ("rowwise", "rowwise_scale", "rowwise_global", "columnwise", "columnwise_scale", "columnwise_global")
 
@@ -176,13 +176,13 @@ _LEAVES = sorted(_ARRAYS, key=len, reverse=True)
 """The arrays, each before those whose names its own begins with: torch.export replaces names in this order, as text."""
 
 _Context = tuple[GroupedTensorSpec | str, tuple[str, ...]]
-"""The spec, or its name where a compiler traces; and the names of the arrays that are present."""
+"""The spec, or its name where a compiler traces or has traced; and the names of the arrays that are present."""
 
 
 def _flatten_with_keys(tensor: GroupedTensor) -> tuple[list[tuple[pytree.KeyEntry, Tensor]], _Context]:
     # absent planes are not leaves: torch.compile does not accept None there
     present = tuple(name for name in _LEAVES if getattr(tensor, name) is not None)
-    spec = tensor.spec if is_plain(getattr(tensor, present[0])) else name_of(tensor.spec)
+    spec = known_by(tensor.spec) if is_plain(getattr(tensor, present[0])) else name_of(tensor.spec)
     return [(pytree.GetAttrKey(name), getattr(tensor, name)) for name in present], (spec, present)
 
 
@@ -206,6 +206,6 @@ pytree.register_pytree_node(
     _unflatten,
     serialized_type_name="octavo_torch.GroupedTensor",
     to_dumpable_context=lambda context: [_spec(context[0]).model_dump_json(), *context[1]],
-    from_dumpable_context=lambda dumped: (GroupedTensorSpec.model_validate_json(dumped[0]), tuple(dumped[1:])),
+    from_dumpable_context=lambda dumped: (name_of(GroupedTensorSpec.model_validate_json(dumped[0])), tuple(dumped[1:])),
     flatten_with_keys_fn=_flatten_with_keys,
 )

@@ -132,9 +132,10 @@ def _spec_of(name: str, layer: Experts, layout: Layout) -> QuantizerSpec:
     spec = layer.recipe.quantizer("w") if layer.recipe.quantizes("fprop") else None
     needed = "weights that are quantized" if spec is None else layout.refuses(spec)
     if spec is None or needed is not None:
+        instead = "write its values with octavo_torch.unstack_experts" if spec is None else "take another layout"
         raise ValueError(
-            f"the recipe of {name or 'module'} is {layer.recipe.kind}, and layout {layout.name} holds {needed}; take "
-            "another layout, or give the module another recipe with octavo_torch.convert"
+            f"the recipe of {name or 'module'} is {layer.recipe.kind}, and layout {layout.name} holds {needed}; "
+            f"{instead}, or give the module another recipe with octavo_torch.convert"
         )
     if layer.weight1.is_meta:
         raise ValueError(f"{name or 'module'} is on the meta device and has no values; give one with memory")

@@ -90,7 +90,7 @@ def load_experts(
             else:
                 value, rounded = target.values(matrices)
             if exact and rounded.counts:
-                raise ValueError(rounded.refusal())
+                raise ValueError(rounded.refusal(weights))
             changed |= rounded.counts
             loaded[name, weight] = value
             bias_value = target.bias(matrices.bias())
@@ -138,13 +138,15 @@ class _Rounded:
         for misfit in misfits:
             self.add(f"{name}.{misfit.plane}", misfit.changed, misfit.reason)
 
-    def refusal(self) -> str:
-        """The message for a caller who wants exact values."""
+    def refusal(self, weights: str) -> str:
+        """The message for a caller who wants exact values and loads weights in this form."""
         name, count = next(iter(self.counts.items()))
+        other = "a recipe or dtype that holds them, load weights='values'"
+        if weights == "values":
+            other = "dtype=torch.float32, which holds them"
         return (
             f"{name} does not hold the file's values: {count} elements would be others, because {self.reasons[name]}; "
-            "create the module with a recipe or dtype that holds them, load weights='values', or give exact=False to "
-            "round them"
+            f"create the module with {other}, or give exact=False to round them"
         )
 
 

@@ -22,6 +22,7 @@ C = TypeVar("C")
 _is_compiling = torch.compiler.is_compiling
 _registered: set[type] = set()
 _named = SimpleNamespace()
+_names: dict[GroupedTensorSpec, str] = {}
 
 
 def register_constants() -> None:
@@ -142,9 +143,17 @@ def name_of(spec: GroupedTensorSpec) -> str:
 
     `spec_of` finds the spec again. It is kept for good, because a compiled graph may be, too.
     """
-    name = f"spec_{sha256(spec.model_dump_json().encode()).hexdigest()}"
-    setattr(_named, name, spec)
+    name = _names.get(spec)
+    if name is None:
+        name = _names[spec] = f"spec_{sha256(spec.model_dump_json().encode()).hexdigest()}"
+        setattr(_named, name, spec)
     return name
+
+
+def known_by(spec: GroupedTensorSpec) -> GroupedTensorSpec | str:
+    """The name of `spec` if `name_of` has given it one, else `spec`: what eager calls give a program to compare with
+    what it has kept."""
+    return spec if _is_compiling() else _names.get(spec, spec)
 
 
 def spec_of(name: str) -> GroupedTensorSpec:

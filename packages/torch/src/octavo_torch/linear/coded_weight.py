@@ -117,8 +117,8 @@ class CodedWeight(Valueless):
         """The error of what would need values."""
         return ValueError(
             f"{what} a weight that is codes of recipe {self.recipe.kind} alone; give it to a grouped "
-            "layer, take values from octavo_torch.dequantize(weight.codes), give it new ones by weight.copy_(values), "
-            "or have an optimizer step the values of octavo_torch.MasterWeights"
+            "layer, take values from octavo_torch.dequantize(weight.codes), give it new ones by weight.copy_(values) "
+            "under torch.no_grad(), or have an optimizer step the values of octavo_torch.MasterWeights"
         )
 
     @torch.no_grad()

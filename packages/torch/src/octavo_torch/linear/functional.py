@@ -112,6 +112,7 @@ def grouped_mm(
     *,
     recipe: Recipe | str | None = None,
     bias: Tensor | None = None,
+    seed: int | Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """torch's grouped_mm with a recipe: rows of `a` between offs[g - 1] and offs[g] times b[g].
@@ -120,13 +121,23 @@ def grouped_mm(
     b      [G, K, N], any strides
     offs   [G] int32 cumulative ends, on the host or on a's device; rows past the last one are zero in the result
     bias   [G, N], optional
-    recipe a Recipe or its name; None: HighPrecision
+    recipe a Recipe or its name, but for DelayedScaling; None: HighPrecision
+    seed   of stochastic rounding, as grouped_linear's
     out_dtype   of the result; None: the recipe's output_dtype, else a's
+
+    Differentiable in a, b and bias, once. Raises as `grouped_linear` does, and ValueError for a recipe with a state.
     """
+    recipe = recipe_of(recipe)
+    if recipe.stateful:
+        raise ValueError(
+            f"recipe is {type(recipe).__name__}, which takes its scales from history, and grouped_mm has no place for "
+            "a state; give CurrentScaling, or call grouped_linear, which takes state="
+        )
     arguments.check_grouped_mm(a, b, offs, out_dtype)
     # the operands are checked first: a transposed view of something else would be blamed in other words
     sizes = torch.diff(offs, prepend=offs.new_zeros(1))
-    call = Call(recipe_of(recipe))
+    call = Call(recipe)
+    call.seed = seed
     if out_dtype is not None:
         call.output_dtype = DTYPE_NAMES[out_dtype]
     run = traced if _is_compiling() else apply

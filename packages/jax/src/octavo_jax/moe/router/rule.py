@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 
 from octavo.errors import one_of
-from octavo.router import RouterRule, Score
+from octavo.router import RouterRule, Score, check_choices
 from octavo_jax.arrays.checks import as_count, check_count
 
 SCORES: tuple[Score, ...] = get_args(Score)
@@ -44,17 +44,7 @@ def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
     """ValueError for groups that do not divide the experts, and for more choices than a token has."""
     check_count("groups", groups)
     check_count("kept_groups", kept_groups)
-    if experts % groups or kept_groups > groups:
-        raise ValueError(
-            f"groups is {groups}, kept_groups {kept_groups}, and there are {experts} experts; give a divisor of that "
-            "number, and at most as many kept ones"
-        )
-    available = experts // groups * kept_groups
-    if k > available:
-        raise ValueError(
-            f"k is {k} and a token has {available} experts to choose from, as groups is {groups} and kept_groups "
-            f"{kept_groups}; give at most that many"
-        )
+    check_choices(experts, k, groups, kept_groups)
 
 
 def check_score(score: object) -> None:

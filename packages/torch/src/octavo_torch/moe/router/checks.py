@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import one_of
-from octavo.router import Score
+from octavo.router import Score, check_choices
 from octavo_torch.arrays.checks import brief, check_count, on_another_device
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.operands import check_layout
@@ -51,14 +51,4 @@ def check_groups(experts: int, k: int, groups: int, kept_groups: int) -> None:
     """ValueError for groups that do not divide the experts, and for more choices than a token has."""
     check_count("groups", groups)
     check_count("kept_groups", kept_groups)
-    if experts % groups or kept_groups > groups:
-        raise ValueError(
-            f"groups is {groups}, kept_groups {kept_groups}, and there are {experts} experts; give a divisor of that "
-            "number, and at most as many kept ones"
-        )
-    available = experts // groups * kept_groups
-    if k > available:
-        raise ValueError(
-            f"k is {k} and a token has {available} of {experts} experts to choose from, as groups is {groups} and "
-            f"kept_groups {kept_groups}; give at most that many"
-        )
+    check_choices(experts, k, groups, kept_groups)
