@@ -22,7 +22,6 @@ C = TypeVar("C")
 _is_compiling = torch.compiler.is_compiling
 _registered: set[type] = set()
 _named = SimpleNamespace()
-_names: dict[GroupedTensorSpec, str] = {}
 
 
 def register_constants() -> None:
@@ -143,17 +142,22 @@ def name_of(spec: GroupedTensorSpec) -> str:
 
     `spec_of` finds the spec again. It is kept for good, because a compiled graph may be, too.
     """
-    name = _names.get(spec)
-    if name is None:
-        name = _names[spec] = f"spec_{sha256(spec.model_dump_json().encode()).hexdigest()}"
-        setattr(_named, name, spec)
+    name = _name(spec)
+    setattr(_named, name, spec)
     return name
+
+
+def _name(spec: GroupedTensorSpec) -> str:
+    return f"spec_{sha256(spec.model_dump_json().encode()).hexdigest()}"
 
 
 def known_by(spec: GroupedTensorSpec) -> GroupedTensorSpec | str:
     """The name of `spec` if `name_of` has given it one, else `spec`: what eager calls give a program to compare with
     what it has kept."""
-    return spec if _is_compiling() else _names.get(spec, spec)
+    if _is_compiling():
+        return spec
+    name = _name(spec)
+    return name if hasattr(_named, name) else spec
 
 
 def spec_of(name: str) -> GroupedTensorSpec:
