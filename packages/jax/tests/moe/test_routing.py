@@ -211,7 +211,7 @@ def test_bad_arguments() -> None:
     cases = {
         r"logits has shape \[2, 4, 3\]": lambda: moe.route(jnp.zeros((2, 4, 3)), 2),
         "dtype int32; it must be bfloat16": lambda: moe.route(jnp.zeros((4, 3), jnp.int32), 2),
-        "k is 4 and a token has 3 experts": lambda: moe.route(jnp.zeros((4, 3)), 4),
+        "k is 4 and a token has 3 of 3 experts": lambda: moe.route(jnp.zeros((4, 3)), 4),
         "k is True": lambda: moe.route(jnp.zeros((4, 3)), True),
         r"mask has shape \[3\] and dtype bool; give bool \[4\]": lambda: moe.route(
             jnp.zeros((4, 3)), 2, mask=jnp.ones(3, bool)
