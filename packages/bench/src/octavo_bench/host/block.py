@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import octavo_torch
 from octavo_bench.harness.engine.torch import TorchEngine
 from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import FRAMEWORK, recipe_of
-from octavo_bench.harness.timing import Call, Times, cuda_times, host_us, summary
+from octavo_bench.harness.timing import Call, Times, cuda_times
+from octavo_bench.host.torch import graph_of, unhindered
 from octavo_bench.peers.grouped_mm import check_aligned, moe_layer
 from octavo_bench.training.moe import Layer
-from octavo_bench.training.torch import delayed_states, gradients_call
-from octavo_torch.plugin_api import record_graph
+from octavo_bench.training.torch import call_options, delayed_states, gradients_call
 
 _AT_ONCE = 4
 """Steps between two synchronizations: some hundred launches, where a stream's queue takes about a thousand."""
@@ -26,8 +23,7 @@ _AT_ONCE = 4
 def block_call(layer: Layer, kind: str, backend: Names) -> Call:
     """A call that returns the gradients of x, w1 and w2: `moe_mlp`, or torch's own grouped GEMM (`FRAMEWORK`)."""
     operands, groups = layer.sets[0], layer.shape.groups
-    tokens = len(operands.x)
-    index = torch.arange(tokens * layer.choices, device=operands.x.device).view(tokens, layer.choices) % groups
+    index = layer.even_choices()
     weights = torch.full(index.shape, 1 / layer.choices, device=index.device)
     leaves = x, w1, w2 = operands.x, operands.w1, operands.w2
     if kind == FRAMEWORK:
@@ -35,36 +31,19 @@ def block_call(layer: Layer, kind: str, backend: Names) -> Call:
         return gradients_call(partial(moe_layer, x, w1, w2, index, weights), leaves, operands.dy)
     recipe = recipe_of(kind)
     states = delayed_states(recipe, groups, index.device, 2)
-    how: dict[str, Any] = {"recipe": recipe, "backend": backend, "state": states or None}
-    if recipe.stochastic:
-        how["seed"] = 1
-
-    def forward() -> Tensor:
-        return octavo_torch.moe_mlp(x, index, weights, w1, w2, **how)
-
-    return gradients_call(forward, leaves, operands.dy, states)
+    how = call_options(recipe, backend, states or None)
+    return gradients_call(partial(octavo_torch.moe_mlp, x, index, weights, w1, w2, **how), leaves, operands.dy, states)
 
 
 def host_of_block(engine: TorchEngine, call: Call, repeats: int) -> tuple[Times, Times]:
     """Microseconds of the host, none of them spent waiting on a GPU: with autograd's threads, and in one thread."""
-    with_threads = _unhindered(engine, call, repeats)
+    with_threads = unhindered(engine, call, repeats, _AT_ONCE)
     with torch.autograd.set_multithreading_enabled(False):
-        return with_threads, _unhindered(engine, call, repeats)
+        return with_threads, unhindered(engine, call, repeats, _AT_ONCE)
 
 
 def replay_of_block(engine: TorchEngine, captured: Call, repeats: int) -> Times | None:
     """Device time of a replay of the step's CUDA graph; None without a GPU."""
     if not engine.cuda:
         return None
-    graph, _ = record_graph(captured, torch.device("cuda", torch.cuda.current_device()))
-    return cuda_times([graph.replay], repeats)
-
-
-def _unhindered(engine: TorchEngine, call: Call, repeats: int) -> Times:
-    call()
-    spent: list[float] = []
-    for _ in range(math.ceil(repeats / _AT_ONCE)):
-        if engine.cuda:
-            torch.cuda.synchronize()
-        spent += [host_us(call) for _ in range(_AT_ONCE)]
-    return summary(spent)
+    return cuda_times([graph_of(captured).replay], repeats)

@@ -13,11 +13,14 @@ from octavo_bench.harness.options import Names
 from octavo_bench.harness.problem import Data, Prepared, layer_plan
 from octavo_bench.harness.recipes import GemmCase, recipe_of
 from octavo_bench.harness.shapes import Shape
-from octavo_bench.harness.timing import Call, Times, cuda_times_in_turn, host_times
+from octavo_bench.harness.timing import Call, Times, cuda_times_in_turn, host_us, summary
 from octavo_bench.host.benchmark import Graph
 from octavo_bench.peers.grouped_mm import check_aligned, grouped
 from octavo_torch import GroupedLinear
 from octavo_torch.plugin_api import record_graph
+
+_WARM_UP = 4
+"""Calls before those that are timed."""
 
 
 def host_of_layer(engine: TorchEngine, kind: str, shape: Shape, backend: Names, repeats: int) -> Times:
@@ -28,7 +31,7 @@ def host_of_layer(engine: TorchEngine, kind: str, shape: Shape, backend: Names, 
     x = torch.randn(rows, k, **where).requires_grad_()
     dy = torch.randn(rows, n, **where)
     sizes = torch.full((groups,), rows // groups, device=engine.device)
-    return _unhindered(engine, lambda: layer(x, sizes), (x, layer.weight), dy, repeats)
+    return _of_training(engine, lambda: layer(x, sizes), (x, layer.weight), dy, repeats)
 
 
 def host_of_torch(engine: TorchEngine, shape: Shape, repeats: int) -> Times:
@@ -39,10 +42,10 @@ def host_of_torch(engine: TorchEngine, shape: Shape, repeats: int) -> Times:
     x, w, dy = (torch.randn(side, device=engine.device, dtype=torch.bfloat16) for side in sides)
     leaves = x.requires_grad_(), w.requires_grad_()
     ends = torch.arange(1, groups + 1, device=engine.device, dtype=torch.int32) * (rows // groups)
-    return _unhindered(engine, lambda: grouped(x, w, ends), leaves, dy, repeats)
+    return _of_training(engine, lambda: grouped(x, w, ends), leaves, dy, repeats)
 
 
-def _unhindered(
+def _of_training(
     engine: TorchEngine, forward: Callable[[], Tensor], leaves: Sequence[Tensor], dy: Tensor, repeats: int
 ) -> Times:
     """Of `forward` and the backward that a training step calls, into gradients that are not there yet."""
@@ -52,13 +55,21 @@ def _unhindered(
             leaf.grad = None
         forward().backward(dy)  # type: ignore[no-untyped-call]
 
-    call()
-    if engine.cuda:
-        torch.cuda.synchronize()  # from an empty queue on, no call finds it full
-    times = host_times(call, repeats)
+    return unhindered(engine, call, repeats, repeats)
+
+
+def unhindered(engine: TorchEngine, call: Call, repeats: int, at_once: int) -> Times:
+    """Host time of a call that does not wait for the device: from an empty queue on, `at_once` calls do not fill it."""
+    for _ in range(_WARM_UP):
+        call()
+    spent: list[float] = []
+    while len(spent) < repeats:
+        if engine.cuda:
+            torch.cuda.synchronize()
+        spent += [host_us(call) for _ in range(at_once)]
     if engine.cuda:
         torch.cuda.synchronize()
-    return times
+    return summary(spent)
 
 
 def raw_calls(engine: TorchEngine, data: Data, sizes: Sequence[int], kind: str, backend: Names) -> list[Call]:
@@ -79,13 +90,19 @@ def raw_calls(engine: TorchEngine, data: Data, sizes: Sequence[int], kind: str, 
     return [call_at(at) for at in range(len(data.sets))]
 
 
+def graph_of(captured: Call) -> torch.cuda.CUDAGraph:
+    """The CUDA graph of a step on the current device."""
+    graph, _ = record_graph(captured, torch.device("cuda", torch.cuda.current_device()))
+    return graph
+
+
 def times_and_graph(ways: Sequence[Sequence[Call]], captured: Call, repeats: int) -> tuple[Times, Times, Graph]:
     """Times of two ways to run a step, and of its CUDA graph, one call of each in turn.
 
     The sum of the kernels, copies and fills of a replay is torch's profiler's, of replays in turn with nothing else.
     Raises RuntimeError where it sees no kernels of the device.
     """
-    graph, _ = record_graph(captured, torch.device("cuda", torch.cuda.current_device()))
+    graph = graph_of(captured)
     first, second, replay = cuda_times_in_turn([*ways, [graph.replay]], repeats)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         for _ in range(repeats):

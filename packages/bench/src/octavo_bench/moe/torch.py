@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from octavo_bench.harness.options import Names
 from octavo_bench.harness.recipes import recipe_of
 from octavo_bench.harness.timing import Call
 from octavo_bench.training.moe import Layer, Operands
-from octavo_bench.training.torch import delayed_states, gradients_call
+from octavo_bench.training.torch import call_options, delayed_states, gradients_call
 
 
 def route(operands: Operands, choices: int) -> tuple[Tensor, Tensor]:
@@ -27,9 +26,7 @@ def moe_calls(layer: Layer, kind: str, backend: Names) -> list[Call]:
     """`permute`, `grouped_mlp` and `unpermute`: calls that return the gradients of all leaves."""
     recipe, groups = recipe_of(kind), layer.shape.groups
     states = delayed_states(recipe, groups, layer.sets[0].x.device, 2)
-    how: dict[str, Any] = {"recipe": recipe, "backend": backend, "state": states or None}
-    if recipe.stochastic:
-        how["seed"] = 1
+    how = call_options(recipe, backend, states or None)
 
     def forward(operands: Operands) -> Tensor:
         index, weights = route(operands, layer.choices)

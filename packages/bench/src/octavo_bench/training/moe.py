@@ -46,12 +46,16 @@ class Layer:
     choices: int
     sets: tuple[Operands, ...]
 
+    def even_choices(self) -> Tensor:
+        """Experts [T, k] of each token, by which every expert gets the same number of tokens."""
+        return _even_choices(self.shape, self.choices, self.sets[0].x.device)
+
 
 def draw_layer(engine: TorchEngine, shape: Shape, choices: int, seed: int) -> Layer:
     """As many sets as it takes to be out of the device's cache."""
     groups, k, f, rows = shape.key
     tokens = rows // choices
-    chosen = torch.arange(tokens * choices, device=engine.device).view(tokens, choices) % groups
+    chosen = _even_choices(shape, choices, engine.device)
     balance = torch.zeros(tokens, groups, device=engine.device).scatter_(1, chosen, _FAR)
     sets = []
     for copy in range(input_copies(2 * tokens * k + 6 * groups * k * f, engine.cache_bytes)):
@@ -61,6 +65,10 @@ def draw_layer(engine: TorchEngine, shape: Shape, choices: int, seed: int) -> La
             leaf.mul_(width**-0.5).requires_grad_()
         sets.append(Operands(x, router, w1, w2, balance, dy))
     return Layer(shape, choices, tuple(sets))
+
+
+def _even_choices(shape: Shape, choices: int, device: torch.device | str) -> Tensor:
+    return torch.arange(shape.rows, device=device).view(-1, choices) % shape.groups
 
 
 def layer_backends(layer: Layer, kind: str, backend: Names) -> tuple[str, ...]:

@@ -44,6 +44,11 @@ def delayed_states(recipe: Recipe, groups: int, device: Any, layers: int) -> tup
     return tuple(octavo_torch.DelayedState.create(recipe, groups, device) for _ in range(layers))
 
 
+def call_options(recipe: Recipe, backend: Names, state: Any) -> dict[str, Any]:
+    """What a layer's function is called with beside its operands; `state` is delayed scaling's, None for others."""
+    return {"recipe": recipe, "backend": backend, "state": state, "seed": 1 if recipe.stochastic else None}
+
+
 def linear_calls(
     engine: Engine, data: Data, sizes: Sequence[int], kind: str, backend: Names, *, reuse: bool = False
 ) -> list[Call]:
@@ -68,9 +73,7 @@ def linear_calls(
 def _linear_call(x: Tensor, w: Tensor, dy: Tensor, sizes: Tensor, kind: str, backend: Names, reuse: bool) -> Call:
     recipe = recipe_of(kind)
     states = delayed_states(recipe, len(w), w.device, 1)
-    how: dict[str, Any] = {"backend": backend, "state": states[0] if states else None}
-    if recipe.stochastic:
-        how["seed"] = 1
-    weight: Any = octavo_torch.quantize_weight(w, recipe, **how) if reuse else w
-    forward = partial(octavo_torch.grouped_linear, x, weight, sizes, recipe=recipe, **how)
+    how = call_options(recipe, backend, states[0] if states else None)
+    weight: Any = octavo_torch.quantize_weight(w, **how) if reuse else w
+    forward = partial(octavo_torch.grouped_linear, x, weight, sizes, **how)
     return gradients_call(forward, (x, w), dy, states)

@@ -173,6 +173,23 @@ def assert_zero_groups(dw: Array, sizes: Array) -> None:
         assert_zeros(dw[group], f"dw of empty group {int(group)}")
 
 
+def assert_product(
+    case: Case,
+    problem: Problem,
+    actual: Array,
+    quantized: Mapping[Operand, QuantizedArray | None],
+    measure: Measure,
+    cuts: Sequence[str] = CUTS,
+) -> None:
+    """The result of the case's GEMM is within its bound, and zero where there are no rows."""
+    parts = blocks_of(problem, case.recipe, case.gemm, quantized, actual)
+    assert_within_bound(case, case.recipe, case.gemm, parts, measure, cuts=cuts)
+    if case.gemm == "wgrad":
+        assert_zero_groups(actual, problem.sizes)
+    else:
+        assert_zero_rows(actual, problem.total, case.gemm)
+
+
 def with_bias(parts: Sequence[Part], problem: Problem, bias_scales: Array | None = None) -> list[Part]:
     """The same with a bias, scaled by row where `bias_scales` [M] is given: one more product in each sum."""
     starts = offsets(problem.sizes)

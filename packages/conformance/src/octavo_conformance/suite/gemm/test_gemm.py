@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +13,9 @@ from octavo.quantizer import Operand
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs, needs_the_rest
 from octavo_conformance.oracles.checks import (
-    CUTS,
+    assert_product,
     assert_same_bits,
     assert_within_bound,
-    assert_zero_groups,
     assert_zero_rows,
     assert_zeros,
     blocks_of,
@@ -60,17 +58,6 @@ def _run(
     return case.numpy(plan.run(*operands, case.sizes(problem.sizes), **rest))
 
 
-def _check(
-    case: Case, problem: Problem, actual: Array, quantized: Any, measure: Measure, cuts: Sequence[str] = CUTS
-) -> None:
-    parts = blocks_of(problem, case.recipe, case.gemm, quantized, actual)
-    assert_within_bound(case, case.recipe, case.gemm, parts, measure, cuts=cuts)
-    if case.gemm == "wgrad":
-        assert_zero_groups(actual, problem.sizes)
-    else:
-        assert_zero_rows(actual, problem.total, case.gemm)
-
-
 @needs("gemm", selections.gemms)
 def test_product_is_within_its_bound(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     """fprop, dgrad and wgrad of every recipe, ragged, with empty groups and a tail: each element, row, column and
@@ -91,7 +78,7 @@ def _check_products(case: Case, rng: Rng, repeats: int, measure: Measure) -> Non
         quantized = _quantized(case, problem)
         actual = _run(case, plan, problem, quantized)
         assert actual.dtype == DTYPES[case.dtype], f"result is {actual.dtype}, {case.dtype} was asked for"
-        _check(case, problem, actual, quantized, measure)
+        assert_product(case, problem, actual, quantized, measure)
 
 
 @needs("gemm", selections.gemms)
@@ -142,7 +129,7 @@ def test_weights_that_lie_the_other_way(case: Case, rng: Rng, measure: Measure) 
     actual = _run(case, _plan(case, problem, weight="kn"), turned, _quantized(case, turned))
     if case.gemm == "wgrad":
         actual = np.ascontiguousarray(np.swapaxes(actual, 1, 2))
-    _check(case, problem, actual, _quantized(case, problem), measure, cuts=())
+    assert_product(case, problem, actual, _quantized(case, problem), measure, cuts=())
 
 
 @needs("gemm", selections.few_gemms)
@@ -154,7 +141,7 @@ def test_fp32_result(case: Case, rng: Rng, measure: Measure) -> None:
     quantized = _quantized(case, problem)
     actual = _run(case, plan, problem, quantized)
     assert actual.dtype == np.float32, f"{case.gemm} is {actual.dtype}, the request's out_dtype float32"
-    _check(case, problem, actual, quantized, measure)
+    assert_product(case, problem, actual, quantized, measure)
 
 
 @needs("gemm", selections.few_fprops)
@@ -332,7 +319,7 @@ def test_long_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> None:
     (faults 20, 21, 24, 25); more than 16 384 in the full selection."""
     problem = _long_problem(case, rng, 16_432 if full else 1_072, (48, 80))
     quantized = _quantized(case, problem)
-    _check(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
+    assert_product(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
 
 
 @needs("gemm", selections.mx_gemms)
@@ -340,7 +327,7 @@ def test_long_odd_sums(case: Case, rng: Rng, full: bool, measure: Measure) -> No
     """The same of odd length, between odd sides (faults 24, 25)."""
     problem = _long_problem(case, rng, 16_401 if full else 1_057, (41, 33))
     quantized = _quantized(case, problem)
-    _check(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
+    assert_product(case, problem, _run(case, _plan(case, problem), problem, quantized), quantized, measure)
 
 
 @needs("gemm", selections.gemms)
@@ -352,7 +339,7 @@ def test_one_group_at_a_time(case: Case, rng: Rng, measure: Measure) -> None:
         problem = draw_problem(rng, case.dtype, sizes=sizes)
         quantized = _quantized(case, problem)
         actual = _run(case, _plan(case, problem), problem, quantized)
-        _check(case, problem, actual, quantized, measure)
+        assert_product(case, problem, actual, quantized, measure)
 
 
 @needs("gemm", selections.gemms)

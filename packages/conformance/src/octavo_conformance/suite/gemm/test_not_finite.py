@@ -6,7 +6,7 @@ import numpy as np
 
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
-from octavo_conformance.oracles.checks import assert_within_bound, assert_zero_groups, assert_zero_rows, blocks_of
+from octavo_conformance.oracles.checks import assert_product
 from octavo_conformance.problems.case import OPERANDS, Case, Measure
 from octavo_conformance.problems.inputs import Array, Rng
 from octavo_conformance.problems.operands import Problem, by_definition, draw_problem, gemm_call
@@ -39,12 +39,7 @@ def _check(case: Case, problem: Problem, measure: Measure) -> Array:
     actual = case.numpy(run(*operands, case.sizes(problem.sizes)))
     quantizes = case.recipe.quantizes(case.gemm)
     quantized = {name: by_definition(problem, case.recipe, name) if quantizes else None for name in OPERANDS}
-    parts = blocks_of(problem, case.recipe, case.gemm, quantized, actual)
-    assert_within_bound(case, case.recipe, case.gemm, parts, measure, cuts=())
-    if case.gemm == "wgrad":
-        assert_zero_groups(actual, problem.sizes)
-    else:
-        assert_zero_rows(actual, problem.total, case.gemm)
+    assert_product(case, problem, actual, quantized, measure, cuts=())
     return actual
 
 
