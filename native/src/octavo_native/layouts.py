@@ -15,8 +15,8 @@ columnwise); both native ones are as the Hopper kernels read them. Sizes are tho
 Stacked rowwise codes are [G, N, C]. Square blocks keep their plain scales in every layout.
 
 "values" stands for rows and panels whose codes are replaced by the bf16 values that the kernels multiply, code times
-block scale: [M, C] and [P, C, 128], of mxfp8 and nvfp4. Such planes have no scales, and no GroupedTensor holds them:
-they are read in the pass that writes them.
+block scale: [M, C] and [P, C, 128], of mxfp8 and nvfp4. Such planes have no scales, and no GroupedTensor that a caller
+sees holds them: they are read in the pass that writes them (`octavo_native.values`).
 """  # noqa: E501  a table's row stands in one line
 
 from __future__ import annotations

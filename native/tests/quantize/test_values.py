@@ -6,6 +6,7 @@ of codes; codes are compared with the definition elsewhere.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from devices import PLACES
 import octavo_native as native
 from octavo_native import layouts
 from octavo_native.support import EMULATED_RECIPES
+from octavo_native.values import writes_values
 
 torch = pytest.importorskip("torch", reason="torch holds the memory of both devices")
 
@@ -71,9 +73,9 @@ def expanded(spec: dict[str, Any], shape: Shape, plane: Plane, place: Place) -> 
 
 def served(spec: dict[str, Any], dtype: str, planes: dict[str, str], place: Place) -> bool:
     """Whether the CUDA kernels have it: columnwise values of NVFP4 come from those that hold two-byte values."""
-    if not place.cuda or spec["scaling"] != "nvfp4" or planes.get("columnwise") != layouts.VALUES:
-        return True
-    return dtype != "float32" and not (spec.get("square") and spec.get("stochastic"))
+    named = SimpleNamespace(**{"square": False, "stochastic": False, "mxfp4": None, **spec})
+    valued = [way for way, layout in planes.items() if layout == layouts.VALUES]
+    return not place.cuda or all(writes_values(named, way, dtype) for way in valued)
 
 
 @pytest.mark.parametrize("on", PLACES)
@@ -105,6 +107,49 @@ def test_values_are_those_of_the_codes(rng: np.random.Generator, spec: dict[str,
                 used = valid(spec, shape, plane)[0].size
                 assert (plane.codes[used:] == POISON).all(), f"{what}: {plane.direction} past what is used"
             assert_same(spec, shape, [plane], [other], what)
+
+
+def read_through(rng: np.random.Generator, shape: Shape) -> dict[str, tuple[Any, Extras]]:
+    """Inputs that something stands before: an activation, its gradient, a normalization, and a router's choices."""
+    swiglu = {"activation": native.ACTIVATIONS["swiglu"]}
+    activation, gradient = (
+        {"prologue": native.PROLOGUES[kind], **swiglu} for kind in ("activation", "activation_grad")
+    )
+    wide, x, dy = (
+        drawn_values(rng, shape.rows, cols, "bfloat16", "normal")
+        for cols in (2 * shape.cols, shape.cols, shape.cols // 2)
+    )
+    norm = {"prologue": native.PROLOGUES["norm"], "norm": native.NORMS["rms"]}
+    each, count = 2, shape.rows // 2 + 1
+    index = torch.from_numpy(rng.permutation(each * count)[: shape.rows])
+    tokens = Extras(tensors={"index": index}, source={"each": each, "count": count})
+    return {
+        "activation": (wide, Extras(activation)),
+        "gradient": (x, Extras(gradient, {"dy": dy})),
+        "normalization": (x, Extras(norm, {"gamma": torch.ones(shape.cols, dtype=torch.bfloat16)}, epsilon=1e-6)),
+        "tokens": (x[:count], tokens),
+    }
+
+
+@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("spec", EMULATED, ids=NAMES)
+def test_values_of_computed_rows(rng: np.random.Generator, spec: dict[str, Any], on: str) -> None:
+    """The planes that `writes_values` names of what a prologue computes, or of rows of tokens, beside other codes."""
+    sizes = (*(int(size) for size in rng.choice(EDGE_SIZES, 7)), 5)
+    place, shape = Place(cuda=on == "cuda"), Shape(sizes, 144)
+    named = SimpleNamespace(**{"square": False, "stochastic": False, "mxfp4": None, **spec})
+    wanted = {
+        way: layouts.VALUES if writes_values(named, way, "bfloat16", of_array=False) else layout
+        for way, layout in NATIVE_LAYOUT.items()
+    }
+    assert wanted["rowwise"] == layouts.VALUES
+    for what, (x, extras) in read_through(rng, shape).items():
+        given = x.to(place.device)
+        made, _ = quantize(spec, shape, given, "bfloat16", wanted, place, extras)
+        codes, _ = quantize(spec, shape, given, "bfloat16", dict(NATIVE_LAYOUT), place, extras)
+        for one, other in zip(made, codes, strict=True):
+            same = expanded(spec, shape, other, place) if one.layout == layouts.VALUES else other
+            assert_same(spec, shape, [one], [same], f"{what} {shape.sizes}")
 
 
 @pytest.mark.parametrize("on", PLACES)

@@ -8,7 +8,8 @@
 //           octavo/quantize.h). Quantized tokens are codes of one matrix [1, T, C] in the plain layout
 // results   out [M, N], [M, K] or [G, N, K] of f32, f16 or bf16; workspace u8 of any size
 //
-// Quantized operands are in the native layout; M, N and K do not follow from padded panels, so they are attributes.
+// Quantized operands are in the native layout; M, N and K do not follow from padded panels, so they are attributes. Of
+// mxfp8 and nvfp4 an operand of bf16 is a plane of values (Layout::values), which has no scales.
 // Attribute ctas: most CTAs of the product, 0 for one on each multiprocessor.
 #include "octavo/gemm.h"
 
@@ -122,17 +123,28 @@ Side of_tokens(Side side, const GemmArgs& args, int64_t tokens) {
   return side;
 }
 
-void read_quantized(Buffers& operands, const GemmArgs& args, Direction direction, const Side& side,
+// Whether the side is a plane of values.
+bool has_values(Buffers& operands, const GemmArgs& args, const Side& side) {
+  const ffi::AnyBuffer* given = operands.take(side.name);
+  return given != nullptr && given->element_type() == ffi::BF16 && is_emulated(args.spec.scaling) &&
+         side.layout == Layout::native;
+}
+
+void read_quantized(Buffers& operands, const GemmArgs& args, Direction direction, const Side& side, bool values,
                     GemmOperand& operand) {
   QuantizerSpec spec;
   spec.format = side.format;
   spec.scaling = args.spec.scaling;
   spec.square = side.square;
-  operand.data =
-      operands.take(side.name, codes_type(side.format), codes_dims(spec, direction, side.layout, side.extent));
-  operands.need(side.scales);
-  operand.scales =
-      operands.take(side.scales, scales_type(spec.scaling), scales_dims(spec, direction, side.layout, side.extent));
+  if (values) {
+    operand.data = operands.take(side.name, ffi::BF16, values_dims(direction, side.extent));
+  } else {
+    operand.data =
+        operands.take(side.name, codes_type(side.format), codes_dims(spec, direction, side.layout, side.extent));
+    operands.need(side.scales);
+    operand.scales =
+        operands.take(side.scales, scales_type(spec.scaling), scales_dims(spec, direction, side.layout, side.extent));
+  }
   if (spec.scaling == Scaling::nvfp4) {
     operands.need(side.global);
     operand.global = operands.take<const float>(side.global, ffi::F32, {args.groups});
@@ -172,8 +184,10 @@ void read_operands(Buffers& operands, const GemmAttributes& given, GemmArgs& arg
   if (args.spec.quantized) {
     const Direction left_direction = gemm == Gemm::wgrad ? Direction::columnwise : Direction::rowwise;
     const Direction right_direction = gemm == Gemm::fprop ? Direction::rowwise : Direction::columnwise;
-    read_quantized(operands, args, left_direction, left_of, args.left);
-    read_quantized(operands, args, right_direction, right_of, args.right);
+    args.spec.left_values = has_values(operands, args, left_of);
+    args.spec.right_values = has_values(operands, args, right_of);
+    read_quantized(operands, args, left_direction, left_of, args.spec.left_values, args.left);
+    read_quantized(operands, args, right_direction, right_of, args.spec.right_values, args.right);
   } else if (left != nullptr) {
     const ffi::DataType type = left->element_type();
     if (!dtype_of(type, args.spec.dtype)) {

@@ -6,7 +6,8 @@
 //           of a prologue: dy, probs f32[M], gamma, beta; start_<result>s that results are aliased with
 // results   row_codes, row_scales, row_global; col_codes, col_scales, col_global; amax f32[G]; dequantized bf16;
 //           activated; dbias f32[G, C]; dprobs f32[M] and forward [M, F] of an activation's gradient; mean, rstd
-//           f32[M]; workspace u8 of any size. Of an activation or its gradient activated may be there without planes
+//           f32[M]; workspace u8 of any size. Of an activation or its gradient activated may be there without planes.
+//           Codes of a plane whose layout is values (2) are bf16 values, and it has no scales
 #include "octavo/quantize.h"
 #include "common/check.h"
 #include "handler.h"
@@ -74,8 +75,8 @@ void read_attributes(const QuantizeAttributes& given, Buffers& operands, Quantiz
   args.spec.hadamard = given.hadamard;
   args.spec.power_of_two = given.power_of_two;
   args.spec.amax_epsilon = given.amax_epsilon;
-  args.rowwise.layout = enum_from<Layout>(given.row_layout, Layout::native, "row_layout", operands);
-  args.columnwise.layout = enum_from<Layout>(given.col_layout, Layout::native, "col_layout", operands);
+  args.rowwise.layout = enum_from<Layout>(given.row_layout, Layout::values, "row_layout", operands);
+  args.columnwise.layout = enum_from<Layout>(given.col_layout, Layout::values, "col_layout", operands);
   args.prologue.kind = enum_from<PrologueKind>(given.prologue, PrologueKind::norm, "prologue", operands);
   args.prologue.activation =
       enum_from<Activation>(given.activation, Activation::clamped_swiglu, "activation", operands);
@@ -178,9 +179,13 @@ void read_plane(Buffers& results, const QuantizerSpec& whole, Direction directio
   const char* scales = rowwise ? "row_scales" : "col_scales";
   const char* global = rowwise ? "row_global" : "col_global";
   if (!results.has(codes)) return;
-  results.need(scales);
-  plane.codes = results.take(codes, codes_type(spec.format), codes_dims(spec, direction, plane.layout, out));
-  plane.scales = results.take(scales, scales_type(spec.scaling), scales_dims(spec, direction, plane.layout, out));
+  if (plane.layout == Layout::values) {
+    plane.codes = results.take(codes, ffi::BF16, values_dims(direction, out));
+  } else {
+    results.need(scales);
+    plane.codes = results.take(codes, codes_type(spec.format), codes_dims(spec, direction, plane.layout, out));
+    plane.scales = results.take(scales, scales_type(spec.scaling), scales_dims(spec, direction, plane.layout, out));
+  }
   if (spec.scaling == Scaling::nvfp4) {
     results.need(global);
     plane.global = results.take<float>(global, ffi::F32, {out.groups});

@@ -34,6 +34,12 @@ inline Dims codes_dims(const QuantizerSpec& spec, Direction direction, Layout la
   return with_rows(e, e.rows, e.matrix_rows, e.cols);
 }
 
+// bf16 values of mxfp8 and nvfp4 in the order of native codes, unpacked (Layout::values).
+inline Dims values_dims(Direction direction, const Extent& e) {
+  if (direction == Direction::rowwise) return with_rows(e, e.rows, e.matrix_rows, e.cols);
+  return {e.panels(), e.cols, PANEL_ROWS};
+}
+
 inline Dims scales_dims(const QuantizerSpec& spec, Direction direction, Layout layout, const Extent& e) {
   const int64_t size = block_size(spec.scaling);
   const bool native = layout == Layout::native, rowwise = direction == Direction::rowwise;

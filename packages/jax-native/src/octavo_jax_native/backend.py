@@ -88,7 +88,7 @@ class NativeBackend(Backend):
         if isinstance(request, OptimizerRequest):
             raise Refused(f"serves no {request.op}; its card does not name it")
         if isinstance(request, QuantizeRequest):
-            return bind_quantize(request.quantizer, request.layouts)
+            return bind_quantize(request)
         if isinstance(request, DequantizeRequest):
             return BoundDequantize(bind_dequantize(request.out_dtype))
         return bind_fused(request)

@@ -65,6 +65,8 @@ GEMM: Arrays = {
     "threads": 1,
 }
 GATHERED: Arrays = {"gathered": 1, "tokens": M // 2, "each": 2}
+MXFP8: Arrays = {"quantized": True, "scaling": 4}
+VALUES: Arrays = {"left": jnp.ones((M, K), jnp.bfloat16), "right": jnp.ones((G, N, K), jnp.bfloat16)}
 TOKENS: Arrays = {"left": jnp.ones((M // 2, K)), "order": jnp.zeros(2 * M, jnp.int32)}
 
 
@@ -109,6 +111,10 @@ def test_the_right_gemm_call_is_none() -> None:
         ({}, {}, {"hadamard": True}, "octavo_gemm: "),
         ({}, {}, {"accumulate": True}, "operand out is missing"),
         ({}, {}, {"quantized": True}, "operand left is f32.* must be f8e4m3fn"),
+        (VALUES, {}, {**MXFP8, "scaling": 3}, "operand left is bf16.* must be f8e4m3fn"),
+        ({**VALUES, "left_scales": jnp.ones((M, 2), jnp.uint8)}, {}, MXFP8, "operand left_scales is not known"),
+        ({**VALUES, "right": jnp.ones((G, N, K + 1), jnp.bfloat16)}, {}, MXFP8, r"right is bf16\[3, 48, 65\]"),
+        ({**TOKENS, **VALUES}, {}, {**MXFP8, **GATHERED}, "operand left is bf16.* must be f8e4m3fn"),
         ({}, {}, {"n": np.float32(1)}, "expected S64 but got F32"),
         ({}, {}, {"operands": "left,left,plan"}, "operand left is named twice"),
         (TOKENS, {}, {}, r"operand left is f32\[20, 64\] and must be f32\[40, 64\]"),
@@ -128,6 +134,13 @@ def test_a_wrong_gemm_call_is_an_error(operands: Arrays, results: Arrays, attrib
     asked = {"out": _struct((M, N), jnp.float32), **results}
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         _call("octavo_gemm", {**_operands(), **operands}, asked, {**GEMM, **attributes})
+
+
+def test_values_of_mxfp8_are_multiplied_as_they_are() -> None:
+    """An operand of bf16 stands for codes and their scales."""
+    given = {**_operands(), **VALUES}
+    out = np.asarray(_call("octavo_gemm", given, {"out": _struct((M, N), jnp.float32)}, {**GEMM, **MXFP8})[0])
+    np.testing.assert_array_equal(out, np.where(np.arange(M)[:, None] < 35, np.float32(K), np.float32(0)) + 0 * out)
 
 
 def test_gathered_rows_are_those_of_the_choices() -> None:

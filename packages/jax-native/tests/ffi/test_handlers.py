@@ -69,6 +69,8 @@ def _results() -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
+VALUES = _struct((M, C), jnp.bfloat16)
+
 ATTRIBUTES: dict[str, Any] = {
     "format": 0,
     "operand": 0,
@@ -156,6 +158,15 @@ def test_a_workspace_of_any_size_serves_the_cpu(room: tuple[int, ...]) -> None:
         ({"order": ORDER[2:]}, {}, {"each": 1}, r"row_codes is f8e4m3fn\[40, 64\] and must be f8e4m3fn\[39, 64\]"),
         ({}, {}, {"format": 9}, "attribute format is 9; it takes 0 to 2"),
         ({}, {}, {"row_layout": -1}, "attribute row_layout is -1"),
+        ({}, {}, {"row_layout": 3}, "attribute row_layout is 3; it takes 0 to 2"),
+        ({}, {}, {"row_layout": 2}, r"row_codes is f8e4m3fn\[40, 64\] and must be bf16"),
+        ({}, {"row_codes": VALUES}, {"row_layout": 2}, "result row_scales is not known to this call"),
+        (
+            {},
+            {"row_codes": VALUES, "row_scales": None},
+            {"row_layout": 2, "target": "octavo_quantize_block"},
+            "layout is values, which are made of mxfp8 and nvfp4",
+        ),
         ({}, {}, {"mxfp4": 7}, "attribute mxfp4 is 7"),
         ({}, {}, {"groups": 0}, "groups is 0"),
         ({}, {}, {"groups": 1 << 40}, "groups is 1099511627776"),

@@ -25,6 +25,7 @@ from octavo import QuantizerSpec
 from octavo_jax import GroupedTensor
 from octavo_jax.policies import save_quantized
 from octavo_jax_native import TARGETS
+from octavo_jax_native.quantizers.primitive import kept
 
 BACKEND = "jax-native"
 M, K, G = 200, 96, 4
@@ -168,6 +169,34 @@ def test_planes_that_nobody_reads_are_not_made(field: str, made: str | None) -> 
     expected = [] if made is None else [{f"{made}_codes", f"{made}_scales", f"{made}_global"}]
     assert [names - {"workspace"} for names in _results(text)] == expected
     assert text.count("@octavo_plan(") == len(expected)
+
+
+ROWS, COLUMNS = ("row_codes", "row_scales", "row_global"), ("col_codes", "col_scales", "col_global")
+VALUES = ("row_values", "row_global", "rstd")
+
+
+@pytest.mark.parametrize(
+    ("names", "used", "made"),
+    [
+        ((*ROWS, "row_values"), "row_values", "row_values row_global"),
+        ((*ROWS, "row_values"), "row_scales row_values", "row_codes row_scales row_global row_values"),
+        ((*ROWS, "row_values"), "row_global", "row_codes row_scales row_global"),
+        (
+            (*ROWS, "row_values", *COLUMNS),
+            "row_values col_codes",
+            "row_values row_global col_codes col_scales col_global",
+        ),
+        (VALUES, "row_values", "row_values row_global"),
+        (VALUES, "row_global", "row_values row_global"),
+        (VALUES, "rstd", "row_values row_global rstd"),
+        (("activated", "amax"), "amax", "activated amax"),
+    ],
+)
+def test_each_plane_in_the_form_that_is_read(names: tuple[str, ...], used: str, made: str) -> None:
+    """Codes with their scales, values, or both, and the second level with either; and a call always makes a plane, in a
+    form that is still among its results."""
+    wanted = kept(names, [name in used.split() for name in names])
+    assert {name for name, is_made in zip(names, wanted, strict=True) if is_made} == set(made.split())
 
 
 def test_a_forward_pass_makes_one_plane_an_operand() -> None:

@@ -106,6 +106,7 @@ from octavo_registry.contract.quantize import (
     QuantizeInto,
     QuantizeTokens,
     QuantizeWithAmax,
+    TwoForms,
     UpdateScales,
 )
 from octavo_registry.contract.request import (
@@ -248,6 +249,7 @@ __all__ = [
     "Score",
     "Sharding",
     "TokenRows",
+    "TwoForms",
     "UpdateScales",
     "Verdict",
     "Wanted",

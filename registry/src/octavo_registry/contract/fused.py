@@ -6,12 +6,14 @@ that, whatever its last bits are. Gated activations take [M, 2 F], the gate firs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeAlias
 
 from octavo.quantizer import Operand
 from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co
 from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.quantize import TwoForms
 
 Extra = Literal["activated", "amax", "dequantized", "dbias", "dprobs", "mean", "rstd"]
 Wanted: TypeAlias = tuple[Extra, ...] | None
@@ -186,25 +188,34 @@ class NormQuantize(Protocol[A_contra, Q_co]):
 class BoundActQuantize(Bound[ActQuantize[A, Q]], Generic[A, Q]):
     """The answer to a request for "act_quantize".
 
-    values  the activation without the quantizer, for callers that read no codes; None: they pass them over
+    values        the activation without the quantizer, for callers that read no codes; None: they pass them over
+    in_two_forms  as `BoundQuantize` has it
     """
 
     values: ActValues[A] | None = field(default=None, kw_only=True)
+    in_two_forms: Callable[[], BoundActQuantize[A, TwoForms[Q]]] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDactQuantize(Bound[DactQuantize[A, Q]], Generic[A, Q]):
     """The answer to a request for "dact_quantize".
 
-    values  the gradient without the quantizer, which also gives `forward`; None likewise
+    values        the gradient without the quantizer, which also gives `forward`; None likewise
+    in_two_forms  as `BoundQuantize` has it
     """
 
     values: DactValues[A] | None = field(default=None, kw_only=True)
+    in_two_forms: Callable[[], BoundDactQuantize[A, TwoForms[Q]]] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundNormQuantize(Bound[NormQuantize[A, Q]], Generic[A, Q]):
-    """The answer to a request for "norm_quantize": the function alone."""
+    """The answer to a request for "norm_quantize".
+
+    in_two_forms  as `BoundQuantize` has it
+    """
+
+    in_two_forms: Callable[[], BoundNormQuantize[A, TwoForms[Q]]] | None = field(default=None, kw_only=True)
 
 
 AnyBoundActQuantize = BoundActQuantize[Any, Any]

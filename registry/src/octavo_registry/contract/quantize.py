@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 from octavo.quantizer import Direction, Operand
 from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co, Q_contra
@@ -174,6 +174,20 @@ class UpdateScales(Protocol[A_contra]):
         """
 
 
+class TwoForms(NamedTuple, Generic[Q]):
+    """A quantized operand in two forms, of each plane of which a compiler makes the one that is read.
+
+    codes       as `Quantize` returns them: to be kept, named or moved
+    multiplied  the same planes as the backend's GEMMs multiply them, which read them in the place of codes with the
+                same bits. Their layouts are the backend's own, and nobody keeps them
+    multiply    makes `multiplied` of codes with these planes, or with one of them: of codes that were kept
+    """
+
+    codes: Q
+    multiplied: Q
+    multiply: Callable[[Q], Q]
+
+
 @dataclass(frozen=True, slots=True)
 class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     """The answer to a request for "quantize". Every part except `run` is optional: None where the backend has none.
@@ -189,6 +203,8 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     round_first    quantizes weights that are rounded to MXFP4 first; None: the front end rounds by its own operations
     interleaved    quantizes weights whose gate and up rows take turns where they lie; None: the front end takes halves
                    apart first
+    in_two_forms   answers with the same quantizer, of which `run` and `of_tokens` return `TwoForms`, the same answer
+                   each time; None: the backend's GEMMs multiply codes
     """
 
     with_amax: QuantizeWithAmax[A, Q] | None = field(default=None, kw_only=True)
@@ -200,6 +216,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     of_mxfp4: QuantizeMXFP4[A, Q] | None = field(default=None, kw_only=True)
     round_first: RoundFirst[A, Q] | None = field(default=None, kw_only=True)
     interleaved: Interleaved[A, Q] | None = field(default=None, kw_only=True)
+    in_two_forms: Callable[[], BoundQuantize[A, TwoForms[Q]]] | None = field(default=None, kw_only=True)
 
 
 AnyBoundQuantize = BoundQuantize[Any, Any]

@@ -49,15 +49,26 @@ def result_array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def layout_number(layout: str) -> int:
-    """The layout as the kernels' attribute: 0 plain, 1 native."""
-    return 0 if layout == PLAIN else 1
+    """The layout as the kernels' attribute: 0 plain, 1 native, 2 values."""
+    return 0 if layout == PLAIN else 2 if layout == layouts.VALUES else 1
+
+
+def values_plane(direction: Direction, extent: Extent) -> jax.ShapeDtypeStruct:
+    """The array of a plane of values."""
+    shape = layouts.values_shape(
+        direction=direction, rows=extent.rows, cols=extent.cols, groups=extent.groups, matrix_rows=extent.matrix_rows
+    )
+    return result_array(shape, jnp.bfloat16)
 
 
 def plane_results(
     spec: QuantizerSpec, direction: Direction, layout: str, extent: Extent
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of one plane, under the names of a call's results."""
+    """The arrays of one plane, under the names of a call's results; values take the place of codes, without scales."""
     prefix = PREFIX[direction]
+    second = {f"{prefix}_global": result_array((extent.groups,), jnp.float32)} if spec.scaling == "nvfp4" else {}
+    if layout == layouts.VALUES:
+        return {f"{prefix}_codes": values_plane(direction, extent), **second}
     how: dict[str, Any] = {
         "format": spec.format,
         "scaling": spec.scaling,
@@ -70,13 +81,11 @@ def plane_results(
         "square": spec.square_in(direction),
         "hadamard": spec.hadamard,
     }
-    arrays = {
+    return {
         f"{prefix}_codes": result_array(layouts.codes_shape(**how), PAYLOAD_DTYPE[spec.format]),
         f"{prefix}_scales": result_array(layouts.scales_shape(**how), SCALE_DTYPE[spec.scale_format]),
+        **second,
     }
-    if spec.scaling == "nvfp4":
-        arrays[f"{prefix}_global"] = result_array((extent.groups,), jnp.float32)
-    return arrays
 
 
 def calls_for(spec: QuantizerSpec, wanted: tuple[str, str]) -> tuple[tuple[tuple[Direction, str], ...], ...]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 import octavo_native
-from octavo import GroupedTensorSpec
+from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.quantizer import Direction
-from octavo_jax_native.arrays.planes import Extent, layout_number
+from octavo_jax_native.arrays.planes import Extent, layout_number, values_plane
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.custom_call import CPU_THREADS, Results, call
 
@@ -21,11 +22,17 @@ from octavo_jax_native.ffi.custom_call import CPU_THREADS, Results, call
 class PlaneCall:
     """A call that reads the plane of one direction of a tensor; operands by name, as in native/lib/bindings."""
 
-    spec: GroupedTensorSpec
+    quantizer: QuantizerSpec
+    extent: Extent
     direction: Direction
 
+    @classmethod
+    def of(cls, spec: GroupedTensorSpec, direction: Direction) -> PlaneCall:
+        """The call for a tensor of this spec."""
+        return cls(spec.quantizer, Extent.of(spec.shape, spec.groups), direction)
+
     def _attributes(self, operands: Mapping[str, Array]) -> dict[str, Any]:
-        quantizer, extent = self.spec.quantizer, Extent.of(self.spec.shape, self.spec.groups)
+        quantizer, extent = self.quantizer, self.extent
         return {
             "operands": ",".join(operands),
             "format": octavo_native.FORMATS[quantizer.format],
@@ -43,6 +50,15 @@ class PlaneCall:
     def dequantize(self, operands: Mapping[str, Array], out: jax.ShapeDtypeStruct, layout: str) -> Array:
         """The values of the plane, which is in `layout` (ffi/dequantize.cpp)."""
         attributes = self._attributes(operands) | {"layout": layout_number(layout), "out_layout": 0}
+        return call(targets.DEQUANTIZE, {"out": out}, operands, attributes)[0]
+
+    def values(self, operands: Mapping[str, Array]) -> Array:
+        """The plane of values (octavo_native.layouts) of codes in the native layout, which need no second level."""
+        operands = dict(operands)
+        if self.quantizer.scaling == "nvfp4":
+            operands["global"] = jnp.ones(self.extent.groups, jnp.float32)
+        out = values_plane(self.direction, self.extent)
+        attributes = self._attributes(operands) | {"layout": 1, "out_layout": int(self.direction == "columnwise")}
         return call(targets.DEQUANTIZE, {"out": out}, operands, attributes)[0]
 
     def convert(self, operands: Mapping[str, Array], results: Results, layout: str) -> list[Array]:

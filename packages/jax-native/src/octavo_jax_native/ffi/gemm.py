@@ -49,6 +49,7 @@ class GemmCall:
 
     rows, n, k    M, and N and K of the weight [G, N, K] that the kernels see, whichever GEMM it is
     left, right   how the operands were quantized; None: they are arrays of `dtype`
+    *_values      whether a quantized operand comes as values instead of codes (octavo_native.layouts)
     accumulate    wgrad: the operand `out` is added to, in its own memory
     gathered      None: all operands are rows, or weights
     ctas          most CTAs of the CUDA kernel, each of which has a multiprocessor to itself; 0: one for each
@@ -63,6 +64,8 @@ class GemmCall:
     dtype: DType = "bfloat16"
     left: QuantizerSpec | None = None
     right: QuantizerSpec | None = None
+    left_values: bool = False
+    right_values: bool = False
     accumulate: bool = False
     fast_accumulation: bool = False
     ctas: int = 0
@@ -91,6 +94,8 @@ class GemmCall:
             out_dtype=self.out_dtype,
             accumulate=self.accumulate,
             fast_accumulation=self.fast_accumulation,
+            left_values=self.left_values,
+            right_values=self.right_values,
             **quantized,
         )
 

@@ -57,7 +57,7 @@ class QuantizeCall:
     dtype      of x
     extent     of what is quantized, before the prologue: of x, or of the rows that its tokens' choices make
     results    name, shape and dtype of each result in its order
-    layouts    of the rowwise and the columnwise plane
+    layouts    of the rowwise and the columnwise plane; codes of one of values are these values, and it has no scales
     tokens     rows of x where they are tokens, `each` choices of each, whose rows the operand `order` names; else 0
     """
 

@@ -17,6 +17,7 @@ from octavo_jax_native.arrays.checked_plane import checked_plane, layout_of
 from octavo_jax_native.ffi.gemm import Gathered, GemmCall, Side, sums_fast
 from octavo_native import support
 from octavo_native.gathering import tokens_refusal
+from octavo_native.layouts import VALUES
 from octavo_registry.contract import WEIGHT_SHAPES, GemmForm, GemmRequest, TokenRows, Weight, gemm_form
 
 GemmOperand = GroupedTensor | Array
@@ -118,10 +119,16 @@ def call_of(
         dtype=dtype or "bfloat16",
         left=quantizers[0],
         right=quantizers[1],
+        left_values=_has_values(left, how.form.directions[0]),
+        right_values=_has_values(right, how.form.directions[1]),
         fast_accumulation=sums_fast(how.recipe, how.gemm),
         ctas=how.ctas,
         gathered=gathered,
     )
+
+
+def _has_values(operand: GemmOperand, direction: Direction) -> bool:
+    return isinstance(operand, GroupedTensor) and layout_of(operand.spec, direction) == VALUES
 
 
 def gathered_of(how: GemmSettings, left: Rows, right: Rows) -> Gathered | None:

@@ -28,7 +28,7 @@ def bind_dequantize(out_dtype: DType) -> Dequantize[GroupedTensor, Array]:
         if group_sizes is not None:
             operands["plan"] = group_plan(group_sizes, spec.shape[0])
         out = result_array(spec.payload_shape(direction), dtype)
-        return PlaneCall(spec, direction).dequantize(operands, out, layout_of(spec, direction))
+        return PlaneCall.of(spec, direction).dequantize(operands, out, layout_of(spec, direction))
 
     compiled = jax.jit(octavo_dequantize, static_argnames=("spec", "direction"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from octavo.quantizer import Operand
 from octavo_jax.plugin_api import (
     BoundFused,
     Extras,
-    GroupedTensor,
     check_activation,
     check_array,
     check_input,
@@ -34,6 +33,7 @@ from octavo_jax_native.arrays import options
 from octavo_jax_native.arrays.planes import result_array, tensor_of
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.quantize import Prologue
+from octavo_jax_native.quantizers.forms import Directions, two_forms, valued_directions
 from octavo_jax_native.quantizers.kernel import QuantizeKernel, values_of
 from octavo_native import support
 from octavo_registry.contract import (
@@ -50,26 +50,39 @@ from octavo_registry.contract import (
 
 Layouts = tuple[str, str]
 
+Made: TypeAlias = Any
+"""A GroupedTensor, or TwoForms of one where a function was bound with the planes that are `valued`."""
+
 _OF_GRADIENT = ("dbias", "dprobs")
 
 
 def bind_fused(request: FusedRequest) -> BoundFused:
     """The kernels' function for `request`, which is jitted; extras that nobody reads are not computed under jit."""
+    valued = valued_directions(request, of_array=False)
+    two: Any = _bound(request, valued, None)
+    return _bound(request, None, (lambda: two) if valued else None)
+
+
+def _bound(request: FusedRequest, valued: Directions | None, in_two_forms: Any) -> BoundFused:
+    """The answer, of functions that return TwoForms where `valued` is given."""
+    spec, layouts = request.quantizer, request.layouts
     if isinstance(request, NormRequest):
-        return BoundNormQuantize(NormQuantizer(request.quantizer, request.layouts, request.norm))
+        return BoundNormQuantize(NormQuantizer(spec, layouts, request.norm, valued), in_two_forms=in_two_forms)
     if request.op == "act_quantize":
-        activation = ActQuantizer(request.quantizer, request.layouts, request.activation)
-        return BoundActQuantize(activation, values=activation.values)
-    gradient = DactQuantizer(request.quantizer, request.layouts, request.activation)
-    return BoundDactQuantize(gradient, values=gradient.values)
+        activation = ActQuantizer(spec, layouts, request.activation, valued)
+        return BoundActQuantize(activation, values=activation.values, in_two_forms=in_two_forms)
+    gradient = DactQuantizer(spec, layouts, request.activation, valued)
+    return BoundDactQuantize(gradient, values=gradient.values, in_two_forms=in_two_forms)
 
 
 class ActQuantizer:
     """The function of "act_quantize"."""
 
-    def __init__(self, spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> None:
+    def __init__(
+        self, spec: QuantizerSpec, layouts: Layouts, activation: Activation, valued: Directions | None = None
+    ) -> None:
         self._spec, self._activation = spec, check_activation(activation)
-        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", activation)))
+        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", activation)), valued)
 
     def __call__(
         self,
@@ -83,7 +96,7 @@ class ActQuantizer:
         group_offset: int | Array = 0,
         scale: Array | None = None,
         wanted: Wanted = None,
-    ) -> tuple[GroupedTensor, Extras]:
+    ) -> tuple[Made, Extras]:
         operands, columns = self._operands(x, probs)
         arguments = _Arguments(seed, operand, group_offset, scale)
         return self._function(operands, columns, group_sizes, arguments, _names(self._spec, wanted))
@@ -111,9 +124,11 @@ class ActQuantizer:
 class DactQuantizer:
     """The function of "dact_quantize"."""
 
-    def __init__(self, spec: QuantizerSpec, layouts: Layouts, activation: Activation) -> None:
+    def __init__(
+        self, spec: QuantizerSpec, layouts: Layouts, activation: Activation, valued: Directions | None = None
+    ) -> None:
         self._spec, self._activation = spec, check_activation(activation)
-        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation_grad", activation)))
+        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation_grad", activation)), valued)
 
     def __call__(
         self,
@@ -128,7 +143,7 @@ class DactQuantizer:
         group_offset: int | Array = 0,
         scale: Array | None = None,
         wanted: Wanted = None,
-    ) -> tuple[GroupedTensor, Extras]:
+    ) -> tuple[Made, Extras]:
         operands = self._operands(dy, x, probs)
         arguments = _Arguments(seed, operand, group_offset, scale)
         names = _names(self._spec, wanted, "dbias", "dprobs")
@@ -163,8 +178,8 @@ class DactQuantizer:
 class NormQuantizer:
     """The function of "norm_quantize"."""
 
-    def __init__(self, spec: QuantizerSpec, layouts: Layouts, norm: Norm) -> None:
-        self._spec, self._layouts, self._norm = spec, layouts, norm
+    def __init__(self, spec: QuantizerSpec, layouts: Layouts, norm: Norm, valued: Directions | None = None) -> None:
+        self._spec, self._layouts, self._norm, self._valued = spec, layouts, norm, valued
 
     def __call__(
         self,
@@ -180,12 +195,12 @@ class NormQuantizer:
         group_offset: int | Array = 0,
         scale: Array | None = None,
         wanted: Wanted = None,
-    ) -> tuple[GroupedTensor, Extras]:
+    ) -> tuple[Made, Extras]:
         check_input(x, "x", (2,))
         check_norm(self._norm, epsilon, x, gamma, beta)
         operands = {"x": x, "gamma": gamma} | ({} if beta is None else {"beta": beta})
         prologue = Prologue("norm", norm=self._norm, epsilon=float(epsilon))
-        function = fused_function(QuantizeKernel(self._spec, self._layouts, prologue))
+        function = fused_function(QuantizeKernel(self._spec, self._layouts, prologue), self._valued)
         statistics = ("rstd", "mean") if self._norm == "layer" else ("rstd",)
         arguments = _Arguments(seed, operand, group_offset, scale)
         return function(operands, x.shape[1], group_sizes, arguments, _names(self._spec, wanted, *statistics))
@@ -233,11 +248,12 @@ def _extra_results(
 
 
 @lru_cache(maxsize=512)
-def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor, Extras]]:
+def fused_function(kernel: QuantizeKernel, valued: Directions | None) -> Callable[..., tuple[Made, Extras]]:
     """The function of a quantizer with its prologue, whose inner part is jitted once.
 
     function(operands, columns, group_sizes, arguments, names) returns the tensor [M, columns] and the extras in
-    `names`; its operands, by name, are checked already. ValueError for a dequantized copy without row data.
+    `names`; its operands, by name, are checked already. ValueError for a dequantized copy without row data. With
+    `valued`, the planes that are made as values, too, the tensor is one of TwoForms.
     """
     spec = kernel.spec
 
@@ -245,7 +261,7 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
         operands: dict[str, Array], group_sizes: Array, columns: int, operand: Operand, names: tuple[str, ...]
     ) -> tuple[dict[str, Array], ...]:
         extras = _extra_results(names, operands, columns, group_sizes.shape[0])
-        return kernel.results(operands, group_sizes, operand, columns, extras)
+        return kernel.results(operands, group_sizes, operand, columns, extras, valued=valued or ())
 
     octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
     compiled = jax.jit(octavo_quantize, static_argnames=("columns", "operand", "names"))
@@ -257,7 +273,7 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
         group_sizes: Array | None,
         arguments: _Arguments,
         names: tuple[str, ...],
-    ) -> tuple[GroupedTensor, Extras]:
+    ) -> tuple[Made, Extras]:
         if "dequantized" in names and "rowwise" not in spec.directions:
             raise ValueError(
                 f"wanted holds 'dequantized', which is the row data's values, and orientation is {spec.orientation!r}; "
@@ -274,7 +290,8 @@ def fused_function(kernel: QuantizeKernel) -> Callable[..., tuple[GroupedTensor,
         }
         results = compiled(every, sizes, columns=columns, operand=arguments.operand or spec.role, names=names)
         tensor = tensor_of(tensor_spec((rows, columns), groups), sizes, results)
-        return tensor, Extras(**{name: results[0][name] for name in names})
+        made = tensor if valued is None else two_forms(tensor, results[0], valued)
+        return made, Extras(**{name: results[0][name] for name in names})
 
     return function
 

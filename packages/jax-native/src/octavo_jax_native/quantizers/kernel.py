@@ -10,9 +10,10 @@ from jax import Array
 from octavo import GroupedTensorSpec, QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Operand
-from octavo_jax_native.arrays.planes import Extent, calls_for, plane_results
+from octavo_jax_native.arrays.planes import PREFIX, Extent, calls_for, plane_results, values_plane
 from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_jax_native.ffi.quantize import NO_PROLOGUE, Prologue, QuantizeCall
+from octavo_jax_native.quantizers.forms import Directions
 from octavo_jax_native.quantizers.primitive import quantize_call
 
 _UNREAD = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
@@ -53,6 +54,7 @@ class QuantizeKernel:
         columns: int,
         extras: dict[str, jax.ShapeDtypeStruct],
         each: int = 0,
+        valued: Directions = (),
     ) -> tuple[dict[str, Array], ...]:
         """The results of every call that the planes need, by name; the first call computes the `extras`, too.
 
@@ -60,6 +62,7 @@ class QuantizeKernel:
         group_sizes   of rows; None: stacked matrices
         columns       of what is quantized, which a prologue may change from x's
         each          choices of a token, where x is tokens and the operand `order` the choice of each row; else 0
+        valued        planes that are results in a second form, too: row_values and col_values (forms.py)
         """
         x = operands["x"]
         groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
@@ -75,6 +78,8 @@ class QuantizeKernel:
             for direction, layout in planes:
                 layouts[direction] = layout
                 results.update(plane_results(self.spec, direction, layout, quantized))
+                if direction in valued:
+                    results[f"{PREFIX[direction]}_values"] = values_plane(direction, quantized)
             call = QuantizeCall(
                 self.spec,
                 operand,

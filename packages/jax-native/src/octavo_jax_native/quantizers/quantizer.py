@@ -16,9 +16,10 @@ from octavo_jax_native.arrays import options
 from octavo_jax_native.arrays.planes import result_array, tensor_of
 from octavo_jax_native.arrays.words import as_int64
 from octavo_jax_native.ffi import targets
+from octavo_jax_native.quantizers.forms import Directions, two_forms, valued_directions
 from octavo_jax_native.quantizers.kernel import QuantizeKernel
 from octavo_native import support
-from octavo_registry.contract import BoundQuantize, QuantizeRequest
+from octavo_registry.contract import BoundQuantize, QuantizeRequest, TwoForms
 
 
 class Rounding(TypedDict, total=False):
@@ -45,7 +46,12 @@ class Quantizer:
         self._tensor_spec = lru_cache(maxsize=512)(self._kernel.tensor_spec)
 
         def octavo_quantize(
-            operands: dict[str, Array], group_sizes: Array | None, operand: Operand, extras: tuple[str, ...], each: int
+            operands: dict[str, Array],
+            group_sizes: Array | None,
+            operand: Operand,
+            extras: tuple[str, ...],
+            each: int,
+            valued: Directions,
         ) -> tuple[dict[str, Array], ...]:
             x = operands["x"]
             if group_sizes is None and 0 in x.shape[:2]:
@@ -55,10 +61,10 @@ class Quantizer:
             more = {name: result_array((groups,), jnp.float32) for name in extras}
             if each:
                 operands = {**operands, "order": as_int64(operands["order"])}
-            return self._kernel.results(operands, group_sizes, operand, x.shape[-1], more, each)
+            return self._kernel.results(operands, group_sizes, operand, x.shape[-1], more, each, valued)
 
         octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
-        self._compiled = jax.jit(octavo_quantize, static_argnames=("operand", "extras", "each"))
+        self._compiled = jax.jit(octavo_quantize, static_argnames=("operand", "extras", "each", "valued"))
 
     def __call__(
         self,
@@ -74,7 +80,7 @@ class Quantizer:
         """The codes and scales of x, in the planes that the spec names."""
         check_out(out)
         how: Rounding = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
-        return self._quantized(x, group_sizes, how, ())[0]
+        return self.quantized(x, group_sizes, how)[0]
 
     def with_amax(
         self,
@@ -88,7 +94,7 @@ class Quantizer:
     ) -> tuple[GroupedTensor, Array]:
         """The same, and the amax of each group of x, fp32 [G], in one launch."""
         how: Rounding = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
-        tensor, results = self._quantized(x, group_sizes, how, ("amax",))
+        tensor, results = self.quantized(x, group_sizes, how, ("amax",))
         return tensor, results["amax"]
 
     def of_tokens(
@@ -104,18 +110,19 @@ class Quantizer:
     ) -> tuple[GroupedTensor, Array | None]:
         """The codes of the rows that a router's choices make of tokens x, which are not gathered first."""
         rows = RowsOfTokens(order, position.shape[1])
-        tensor, results = self._quantized(x, group_sizes, rounding, ("amax",) if amax else (), rows)
+        tensor, results = self.quantized(x, group_sizes, rounding, ("amax",) if amax else (), rows)
         return tensor, results["amax"] if amax else None
 
-    def _quantized(
+    def quantized(
         self,
         x: Array,
         group_sizes: Array | None,
         rounding: Rounding,
-        extras: tuple[str, ...],
+        extras: tuple[str, ...] = (),
         rows: RowsOfTokens | None = None,
+        valued: Directions = (),
     ) -> tuple[GroupedTensor, dict[str, Array]]:
-        """The codes, and the results of the first call by name."""
+        """The codes, and the results of the first call by name: the `extras`, and the planes that are `valued`."""
         spec, shape, each = self._spec, x.shape, 0
         group_sizes, groups = checked_groups(x, group_sizes)
         operands = {
@@ -127,15 +134,53 @@ class Quantizer:
             operands["order"], each = rows
             shape = (rows.order.shape[0], x.shape[1])
         operand = rounding.get("operand") or spec.role
-        results = self._compiled(operands, group_sizes, operand=operand, extras=extras, each=each)
+        results = self._compiled(operands, group_sizes, operand=operand, extras=extras, each=each, valued=valued)
         return tensor_of(self._tensor_spec(shape, groups), group_sizes, results), results[0]
 
 
-def bind_quantize(spec: QuantizerSpec, layouts: tuple[str, str]) -> BoundQuantize[Array, GroupedTensor]:
+class QuantizerInTwoForms:
+    """The quantizer that a request asks for, which returns its result in two forms."""
+
+    def __init__(self, request: QuantizeRequest, quantizer: Quantizer) -> None:
+        self._quantizer = quantizer
+        self._of_array = valued_directions(request, of_array=True)
+        self._of_tokens = valued_directions(request, of_array=False)
+
+    def __call__(
+        self, x: Array, group_sizes: Array | None = None, **rounding: Unpack[Rounding]
+    ) -> TwoForms[GroupedTensor]:
+        """Codes of x, and its planes as values where the kernels write these."""
+        q, made = self._quantizer.quantized(x, group_sizes, rounding, valued=self._of_array)
+        return two_forms(q, made, self._of_array)
+
+    def of_tokens(
+        self,
+        x: Array,
+        group_sizes: Array,
+        order: Array,
+        position: Array,
+        routed: Array,
+        *,
+        amax: bool = False,
+        **rounding: Unpack[Rounding],
+    ) -> tuple[TwoForms[GroupedTensor], Array | None]:
+        """The same of the rows that a router's choices make of tokens x."""
+        rows, extras = RowsOfTokens(order, position.shape[1]), ("amax",) if amax else ()
+        q, made = self._quantizer.quantized(x, group_sizes, rounding, extras, rows, self._of_tokens)
+        return two_forms(q, made, self._of_tokens), made["amax"] if amax else None
+
+
+def bind_quantize(request: QuantizeRequest) -> BoundQuantize[Array, GroupedTensor]:
     """The answer to a request for a quantizer."""
-    quantizer = Quantizer(spec, layouts)
+    quantizer = Quantizer(request.quantizer, request.layouts)
+    two = QuantizerInTwoForms(request, quantizer)
+    answer = BoundQuantize(two, of_tokens=two.of_tokens)
     return BoundQuantize(
-        quantizer, with_amax=quantizer.with_amax, of_tokens=quantizer.of_tokens, round_first=_round_first
+        quantizer,
+        with_amax=quantizer.with_amax,
+        of_tokens=quantizer.of_tokens,
+        round_first=_round_first,
+        in_two_forms=(lambda: answer) if valued_directions(request, of_array=True) else None,
     )
 
 

@@ -18,6 +18,7 @@ import octavo_registry
 from octavo.grouped_tensor import PLAIN
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.composed import ComposedActivation, ComposedGradient, ComposedNorm, ComposedQuantizer, Extras
 from octavo_jax.functions.norms import NormSpec
 from octavo_registry import LayerPlan, Plan, QuantizePlan
@@ -27,7 +28,8 @@ from octavo_registry.contract.request import FusedRequest
 from octavo_registry.dispatch.fusing import UNREAD, fusing
 from octavo_registry.dispatch.layer_requests import activation_request, norm_request, quantize_request
 
-Run = Callable[..., tuple[GroupedTensor, Extras]]
+Run = Callable[..., tuple[Any, Extras]]
+"""A fused function; the first result is a GroupedTensor, or TwoForms of one where a layer's GEMMs read both."""
 
 BoundActivation = BoundActQuantize[Array, GroupedTensor] | BoundDactQuantize[Array, GroupedTensor]
 
@@ -68,6 +70,10 @@ def values_words(layer: LayerPlan, op: Activated, activation: Activation, backen
     return f"composed: {values}" if isinstance(values, str) else f"in one pass by {layer.fprop.backend}, not quantized"
 
 
+def _run(plan: Plan, layer: Layer | None) -> Run:
+    return cast("Run", (plan.bound if layer is None else layer.in_two_forms(plan)).run)
+
+
 def _quantizer(plan: QuantizePlan) -> ComposedQuantizer:
     return ComposedQuantizer.of(plan.bound, plan.request.quantizer)
 
@@ -77,24 +83,28 @@ class _WithEpsilon:
     run: Run
     epsilon: float
 
-    def __call__(self, *arrays: Array | None, **how: Any) -> tuple[GroupedTensor, Extras]:
+    def __call__(self, *arrays: Array | None, **how: Any) -> tuple[Any, Extras]:
         return self.run(*arrays, epsilon=self.epsilon, **how)
 
 
-def activation_run(quantizer: QuantizePlan, activation: Activation, backend: BackendNames) -> Run:
-    """The function of octavo_registry.contract.fused.ActQuantize."""
+def activation_run(
+    quantizer: QuantizePlan, activation: Activation, backend: BackendNames, layer: Layer | None = None
+) -> Run:
+    """The function of octavo_registry.contract.fused.ActQuantize, in the forms that `layer` reads, if it is for one."""
     plan = _served(quantizer, activation_request(quantizer.request, "act_quantize", activation), backend)
-    return ComposedActivation(_quantizer(quantizer), activation) if plan is None else plan.run
+    return ComposedActivation(_quantizer(quantizer), activation) if plan is None else _run(plan, layer)
 
 
-def gradient_run(quantizer: QuantizePlan, activation: Activation, backend: BackendNames) -> Run:
+def gradient_run(
+    quantizer: QuantizePlan, activation: Activation, backend: BackendNames, layer: Layer | None = None
+) -> Run:
     """The function of octavo_registry.contract.fused.DactQuantize; dy and x have one dtype, the extras hold dbias."""
     plan = _served(quantizer, activation_request(quantizer.request, "dact_quantize", activation), backend)
-    return ComposedGradient(_quantizer(quantizer), activation) if plan is None else plan.run
+    return ComposedGradient(_quantizer(quantizer), activation) if plan is None else _run(plan, layer)
 
 
-def norm_run(quantizer: QuantizePlan, spec: NormSpec, backend: BackendNames) -> Run:
+def norm_run(quantizer: QuantizePlan, spec: NormSpec, backend: BackendNames, layer: Layer | None = None) -> Run:
     """`run(x, gamma, beta, group_sizes, *, seed, operand, group_offset, scale)`; the extras hold the statistics."""
     plan = _served(quantizer, norm_request(quantizer.request, spec.norm), backend)
-    run = ComposedNorm(_quantizer(quantizer), spec.norm) if plan is None else plan.run
+    run = ComposedNorm(_quantizer(quantizer), spec.norm) if plan is None else _run(plan, layer)
     return _WithEpsilon(run, spec.epsilon)

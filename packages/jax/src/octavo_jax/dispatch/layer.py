@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -26,7 +26,11 @@ from octavo_jax.layouts.moves import Called
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import GemmRequest, LayerPlan, QuantizePlan, QuantizeRequest, Weight
+from octavo_registry.contract.bound import Bound
+from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.weights import readers
+
+Some = TypeVar("Some", bound=Bound[Any])
 
 HIGH_PRECISION = HighPrecision()
 A_LAYER = Called("a layer")
@@ -159,6 +163,15 @@ class Layer:
         plan = dict(self.plan.quantizers)[f"quantize_{operand}"]
         assert plan is not None  # a GEMM reads its codes
         return self._narrow(replace(plan.request, layouts=(PLAIN, PLAIN), stacked=True), "rowwise")
+
+    def in_two_forms(self, plan: Plan[Any, Some]) -> Some:
+        """The answer of a quantizer's plan, in two forms if its backend has them and all GEMMs are that backend's.
+
+        On a mesh operands are codes: rules say how these are cut and moved.
+        """
+        ask = getattr(plan.bound, "in_two_forms", None)
+        own = all(part is None or part.backend == plan.backend for _, part in self.plan.gemms)
+        return ask() if ask is not None and own and self.placement is None else plan.bound
 
     def _narrow(self, request: QuantizeRequest, direction: Direction) -> QuantizePlan:
         quantizer = request.quantizer.with_orientation(direction)

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 from jax import Array
 
-from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.probed_arguments import ProbedArguments
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
+from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState, merged
 
@@ -33,7 +33,7 @@ class Residuals:
 
 def _forward(
     layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
-) -> tuple[Array, DelayedState | None, GroupedTensor | None, GroupedTensor | None]:
+) -> tuple[Array, DelayedState | None, Quantized | None, Quantized | None]:
     """y, the state with the amaxes of x and the kernel, and the two quantized."""
     seen = ProbedArguments.of(layer)
     x, bias, context = seen.x(x), seen.bias(bias), seen.context(context)

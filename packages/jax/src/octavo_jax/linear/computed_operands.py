@@ -9,7 +9,6 @@ from jax import Array
 
 from octavo.quantizer import Operand
 from octavo_jax.arithmetic.norm import Normalized, NormGradients
-from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.fused import Run, Values
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.activations import (
@@ -20,8 +19,9 @@ from octavo_jax.functions.activations import (
 )
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
-from octavo_jax.linear.operands import Context, GemmOperand, holds_rows, named, quantize_operand, wgrad_x
+from octavo_jax.linear.operands import Context, GemmOperand, holds_rows, quantize_operand, wgrad_x
 from octavo_jax.linear.products import bias_gradient
+from octavo_jax.linear.two_forms import Quantized, named
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
@@ -40,7 +40,7 @@ class ComputedOperand(NamedTuple):
     """
 
     array: Array
-    q: GroupedTensor | None
+    q: Quantized | None
     history: ScalingHistory | None
 
 
@@ -215,7 +215,7 @@ def activation_gradient_operand(
 def _with_dprobs(of: ActivationQuantizer, run: Run) -> Run:
     """`run` of an activation's gradient, with dprobs in its Extras even if the backend does not compute it."""
 
-    def made(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[GroupedTensor, Extras]:
+    def made(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[Quantized, Extras]:
         q, extras = run(dy, x, *args, **options)
         return q, extras._replace(dprobs=_dprobs(of, dy, x, extras.dprobs))
 

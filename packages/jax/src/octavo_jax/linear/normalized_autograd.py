@@ -9,7 +9,6 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
-from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.fused import Run, norm_run
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
@@ -17,6 +16,7 @@ from octavo_jax.linear.computed_operands import ComputedOperand, NormSaved, norm
 from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight
 from octavo_jax.linear.probed_arguments import ProbedArguments
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
+from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.scaling.delayed_state import DelayedState, merged
 
@@ -46,7 +46,7 @@ def norm_layer_of(layer: Layer, norm: NormSpec) -> NormLayer:
 
     def build() -> NormLayer:
         x = layer.plan.quantize_x
-        run = None if x is None else norm_run(x, norm, layer.options.backend)
+        run = None if x is None else norm_run(x, norm, layer.options.backend, layer)
         return _layers.of((layer, norm, run), lambda: NormLayer(layer, norm, run))
 
     return _known.get((layer, norm), build)
@@ -89,7 +89,7 @@ class Residuals:
 
 def _forward(
     norm_layer: NormLayer, a: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
-) -> tuple[Results, tuple[ComputedOperand, NormSaved, GroupedTensor | None]]:
+) -> tuple[Results, tuple[ComputedOperand, NormSaved, Quantized | None]]:
     layer, seen = norm_layer.layer, ProbedArguments.of(norm_layer.layer)
     w, bias, context = stored_weight(layer, seen.kernel(a.kernel)), seen.bias(a.bias), seen.context(context)
     arrays = seen.x(a.x), seen.whole("gamma", a.gamma), seen.whole("beta", a.beta)

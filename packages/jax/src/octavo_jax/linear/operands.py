@@ -16,8 +16,8 @@ from octavo.quantizer import Direction, Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.quantizer import in_plain_layouts
+from octavo_jax.linear.two_forms import Quantized, kept_form, named, one_plane, read_form
 from octavo_jax.quantizers.derivatives import undifferentiated
-from octavo_jax.remat.checkpoint_names import name_planes
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
@@ -63,7 +63,7 @@ def quantize_operand(
     operand: Operand,
     context: Context,
     history: ScalingHistory | None = None,
-) -> tuple[GroupedTensor | None, ScalingHistory | None]:
+) -> tuple[Quantized | None, ScalingHistory | None]:
     """`x` quantized by `plan`, with its planes named, and the history with x's amax recorded.
 
     plan      the layer's quantizer of this operand; None if no GEMM reads it quantized: then the first result is None
@@ -83,7 +83,8 @@ def quantize_operand(
         assert amax is not None
         return named(layer, q, operand), with_amax(history, never_recomputed(amax))
     if history is None:
-        return named(layer, plan.run(x, sizes, **arguments.keywords()), operand), None
+        run = layer.in_two_forms(plan).run
+        return named(layer, run(x, sizes, **arguments.keywords()), operand), None
     if plan.bound.with_amax is None:
         q, amax = plan.run(x, sizes, **arguments.keywords()), amax_of(x, sizes)
     else:
@@ -104,25 +105,15 @@ def _quantize_shards(
     return quantize_rows(placement, plan, x, sizes, arguments)
 
 
-def named(layer: Layer, q: GroupedTensor, operand: Operand) -> GroupedTensor:
-    """q with its planes named; call this before they are used. dy gets no name, because nothing recomputes it."""
-    return q if operand == "dy" else name_planes(q, layer.options.checkpoint_name)
+def gemm_operand(q: Quantized | None, array: Array, quantized: bool) -> GemmOperand:
+    """What a GEMM of this pass multiplies: the quantized operand where its slot is `quantized`, else the array."""
+    return read_form(q) if quantized and q is not None else array
 
 
-def gemm_operand(q: GroupedTensor | None, array: Array, quantized: bool) -> GemmOperand:
-    """What a GEMM multiplies: the quantized operand where its slot is `quantized`, else the array."""
-    return q if quantized and q is not None else array
-
-
-def one_plane(operand: GemmOperand, direction: Direction) -> GemmOperand:
-    """The operand with only the plane of this direction."""
-    if not isinstance(operand, GroupedTensor):
-        return operand
-    payload, scale, second = operand.plane(direction)
-    if direction == "rowwise":
-        return GroupedTensor(operand.spec, operand.group_sizes, payload, scale, second)
-    sizes = operand.group_sizes
-    return GroupedTensor(operand.spec, sizes, columnwise=payload, columnwise_scale=scale, columnwise_global=second)
+def _kept_plane(q: Quantized | None, array: Array, quantized: bool, direction: Direction) -> GemmOperand:
+    """What a GEMM of the backward pass multiplies: codes in one plane, or the array."""
+    operand = gemm_operand(kept_form(q), array, quantized)
+    return one_plane(operand, direction) if isinstance(operand, GroupedTensor) else operand
 
 
 def stored_weight(layer: Layer, kernel: Array) -> Array:
@@ -130,13 +121,13 @@ def stored_weight(layer: Layer, kernel: Array) -> Array:
     return jnp.swapaxes(kernel, 1, 2) if layer.plan.transposes else kernel
 
 
-def wgrad_x(layer: Layer, x: Array, xq: GroupedTensor | None) -> GemmOperand:
+def wgrad_x(layer: Layer, x: Array, xq: Quantized | None) -> GemmOperand:
     """What the weight gradient reads of x."""
-    return one_plane(gemm_operand(xq, x, layer.plan.recipe.quantizes("wgrad")), "columnwise")
+    return _kept_plane(xq, x, layer.plan.recipe.quantizes("wgrad"), "columnwise")
 
 
-def dgrad_weight(layer: Layer, kernel: Array, wq: GroupedTensor | None) -> GemmOperand:
+def dgrad_weight(layer: Layer, kernel: Array, wq: Quantized | None) -> GemmOperand:
     """What the input gradient reads of the kernel: one plane, or the kernel itself with the caller's axes."""
     reads_rows = readers("w", layer.plan.fprop.request.weight)[0] == "dgrad"
-    operand = gemm_operand(wq, kernel, layer.plan.recipe.quantizes("dgrad"))
-    return one_plane(operand, "rowwise" if reads_rows else "columnwise")
+    quantized = layer.plan.recipe.quantizes("dgrad")
+    return _kept_plane(wq, kernel, quantized, "rowwise" if reads_rows else "columnwise")

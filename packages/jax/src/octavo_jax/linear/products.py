@@ -16,6 +16,7 @@ from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, GemmOperand, Rows, gemm_operand, stored_weight
+from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.remat.checkpoint_names import name_array
 from octavo_jax.sharding.gemms import (
     ShardedGemm,
@@ -31,12 +32,12 @@ Values = Array | TokenRows[Array]
 """Rows, or tokens from which a GEMM gathers its rows; the tokens may be codes."""
 
 
-def _factor(layer: Layer, gemm: Gemm, q: GroupedTensor | None, array: Array) -> GemmOperand:
+def _factor(layer: Layer, gemm: Gemm, q: Quantized | None, array: Array) -> GemmOperand:
     factor = gemm_operand(q, array, layer.plan.recipe.quantizes(gemm))
     return factor if isinstance(factor, GroupedTensor) else in_dtype(factor, layer.product_dtype)
 
 
-def _rows(layer: Layer, gemm: Gemm, q: GroupedTensor | None, values: Values) -> Rows:
+def _rows(layer: Layer, gemm: Gemm, q: Quantized | None, values: Values) -> Rows:
     """Rows as a GEMM reads them: quantized or cast; TokenRows, from which it gathers them, are only cast, if at all."""
     if not isinstance(values, TokenRows):
         return _factor(layer, gemm, q, values)
@@ -48,9 +49,9 @@ def _rows(layer: Layer, gemm: Gemm, q: GroupedTensor | None, values: Values) -> 
 def forward_product(
     layer: Layer,
     x: Values,
-    xq: GroupedTensor | None,
+    xq: Quantized | None,
     w: Array,
-    wq: GroupedTensor | None,
+    wq: Quantized | None,
     bias: Array | None,
     context: Context,
     bias_scales: Array | None = None,
@@ -87,14 +88,14 @@ def _rows_product(
     return rows_product(sharded, rows, w, context.group_sizes, bias, bias_scales)
 
 
-def input_gradient(layer: Layer, dy: Values, dyq: GroupedTensor | None, w: GemmOperand, context: Context) -> Array:
+def input_gradient(layer: Layer, dy: Values, dyq: Quantized | None, w: GemmOperand, context: Context) -> Array:
     """dx [M, K] in x's dtype; `w` is what `dgrad_weight` returned."""
     if not isinstance(w, GroupedTensor):
         w = in_dtype(stored_weight(layer, w), layer.product_dtype)
     return _rows_product(layer, "dgrad", _rows(layer, "dgrad", dyq, dy), w, context)
 
 
-def kernel_gradient(layer: Layer, x: Rows, dy: Values, dyq: GroupedTensor | None, context: Context) -> Array:
+def kernel_gradient(layer: Layer, x: Rows, dy: Values, dyq: Quantized | None, context: Context) -> Array:
     """The kernel's gradient in the kernel's shape and dtype; `x` is what `wgrad_x` returned."""
     plan, placement, sizes = layer.plan.wgrad, layer.placement, context.group_sizes
     assert plan is not None

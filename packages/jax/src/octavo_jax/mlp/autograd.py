@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
-from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.norms import octavo_normalization
 from octavo_jax.linear.computed_operands import (
     ComputedOperand,
@@ -41,6 +40,7 @@ from octavo_jax.linear.products import (
     input_gradient,
     kernel_gradient,
 )
+from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, merged
 from octavo_jax.scaling.seeds import second_stream
@@ -76,10 +76,10 @@ class Intermediates(NamedTuple):
 
     x1: ComputedOperand
     norm: NormSaved | None
-    w1: GroupedTensor | None
+    w1: Quantized | None
     y1: Array
     x2: ComputedOperand
-    w2: GroupedTensor | None
+    w2: Quantized | None
 
 
 @jax.tree_util.register_dataclass
@@ -136,7 +136,7 @@ class DyRead(NamedTuple):
     of_dgrad, of_wgrad   the tokens from which these GEMMs gather
     """
 
-    codes: tuple[GroupedTensor | None, ScalingHistory | None] | None = None
+    codes: tuple[Quantized | None, ScalingHistory | None] | None = None
     of_dgrad: TokenRows[Array] | None = None
     of_wgrad: TokenRows[Array] | None = None
 

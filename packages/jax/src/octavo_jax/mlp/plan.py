@@ -73,9 +73,9 @@ def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None
         backend = fc1.options.backend
         x, activated, gradient = fc1.plan.quantize_x, fc2.plan.quantize_x, fc1.plan.quantize_dy
         runs = (
-            None if norm is None or x is None else norm_run(x, norm, backend),
-            None if activated is None else activation_run(activated, activation, backend),
-            None if gradient is None else gradient_run(gradient, activation, backend),
+            None if norm is None or x is None else norm_run(x, norm, backend, fc1),
+            None if activated is None else activation_run(activated, activation, backend, fc2),
+            None if gradient is None else gradient_run(gradient, activation, backend, fc1),
         )
         alone = (
             None if _quantizes_x(fc2) else _values(fc2, "act_quantize", activation),

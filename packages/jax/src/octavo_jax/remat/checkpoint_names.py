@@ -97,10 +97,19 @@ def name_planes(q: GroupedTensor, name: str | None) -> GroupedTensor:
     for leaf in leaves.values():
         if leaf is not None and id(leaf) not in named:
             planes = _directions_of(leaf, leaves)
-            names = () if name is None else (name, *(plane_name(operand, plane, name) for plane in planes))
-            named[id(leaf)] = _named_bits(leaf, *names)
+            named[id(leaf)] = _named_bits(leaf, *_names_of(operand, name, *planes))
     leaves_by_field = {field: None if leaf is None else named[id(leaf)] for field, leaf in leaves.items()}
     return GroupedTensor(q.spec, q.group_sizes, **leaves_by_field)
+
+
+def names_of_plane(q: GroupedTensor, direction: Direction, name: str | None) -> tuple[str, ...]:
+    """The names that `name_planes` gives to the codes of one plane, which has arrays of its own."""
+    operand = NAMED_OPERANDS.get(q.spec.quantizer.role)
+    return () if operand is None else _names_of(operand, name, direction)
+
+
+def _names_of(operand: str, name: str | None, *planes: Direction) -> tuple[str, ...]:
+    return () if name is None else (name, *(plane_name(operand, plane, name) for plane in planes))
 
 
 def _directions_of(leaf: Array, leaves: dict[str, Array | None]) -> Iterable[Direction]:

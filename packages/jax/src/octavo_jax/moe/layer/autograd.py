@@ -21,6 +21,7 @@ from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.linear.computed_operands import ComputedOperand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import Context, GemmOperand, wgrad_x
+from octavo_jax.linear.two_forms import kept_form
 from octavo_jax.mlp import autograd as mlp_autograd
 from octavo_jax.mlp.autograd import Intermediates, States
 from octavo_jax.moe.layer.forms import keep_rows
@@ -115,8 +116,8 @@ def kept_by(
         results=None if recomputes or not plan.on_output else results,
         weights=a.weights,
         places=places,
-        wi=kept_kernel(plan, fc1, a.wi, intermediates.w1, recomputes),
-        wo=kept_kernel(plan, fc2, a.wo, intermediates.w2, recomputes and plan.on_output),
+        wi=kept_kernel(plan, fc1, a.wi, kept_form(intermediates.w1), recomputes),
+        wo=kept_kernel(plan, fc2, a.wo, kept_form(intermediates.w2), recomputes and plan.on_output),
         bi=a.bi,
         bo=a.bo,
         context=context,

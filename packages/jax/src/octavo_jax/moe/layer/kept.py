@@ -12,7 +12,8 @@ from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, GemmOperand, one_plane
+from octavo_jax.linear.operands import Context, GemmOperand
+from octavo_jax.linear.two_forms import one_plane
 from octavo_jax.mlp.autograd import States
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.moe.layer.plan import MoePlan
@@ -87,9 +88,7 @@ def plane_of(layer: Layer, codes: GroupedTensor, gemm: Gemm) -> GroupedTensor:
     """A kernel's codes with only the plane that this GEMM reads."""
     of_rows = readers("w", layer.plan.fprop.request.weight)[0] == gemm
     direction: Direction = "rowwise" if of_rows else "columnwise"
-    plane = one_plane(codes, direction)
-    assert isinstance(plane, GroupedTensor)
-    return plane
+    return one_plane(codes, direction)
 
 
 def without_sizes(operand: Some) -> Some:

@@ -12,6 +12,7 @@ from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.computed_operands import activated_operand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import GemmOperand, Rows, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.products import Values, forward_product
+from octavo_jax.linear.two_forms import Quantized, read_form
 from octavo_jax.mlp.autograd import DyRead, Residuals, history_of, second_context
 from octavo_jax.moe.layer.forms import kept_rows
 from octavo_jax.moe.layer.kept import Kept, KeptKernel, plane_of
@@ -66,7 +67,7 @@ class Recomputed:
         rows, codes = self._quantized_x(fc1, "fprop")
         return self._product(0, rows if gathered is None else gathered, codes, kept.wi, kept.bi)
 
-    def _quantized_x(self, fc1: Layer, gemm: Gemm) -> tuple[Array, GroupedTensor | None]:
+    def _quantized_x(self, fc1: Layer, gemm: Gemm) -> tuple[Array, Quantized | None]:
         """x by row, and its codes where this GEMM reads them."""
         assert self._tokens is not None
         rows = self._tokens.rows()
@@ -84,7 +85,7 @@ class Recomputed:
             None if read == "rows" else gathered_rows(fc2, "dy", gemm, dy, self._later) for gemm, read in reads.items()
         )
         rows = tuple(gemm for gemm, gathered in zip(reads, (of_dgrad, of_wgrad), strict=True) if gathered is None)
-        codes: tuple[GroupedTensor | None, ScalingHistory | None] | None = None
+        codes: tuple[Quantized | None, ScalingHistory | None] | None = None
         if not rows:
             codes = None, history
         elif reads_tokens(fc2, quantize, "dy", rows):
@@ -98,14 +99,14 @@ class Recomputed:
         return self._product(1, x2.array, x2.q, kept.wo, kept.bo)
 
     def _product(
-        self, number: int, x: Values, codes: GroupedTensor | None, kernel: KeptKernel, bias: Array | None
+        self, number: int, x: Values, codes: Quantized | None, kernel: KeptKernel, bias: Array | None
     ) -> Array:
         """fprop of fc1 (0) or fc2 (1), once more."""
         mlp, context = self._kept.again[0], (self._context, self._later)[number]
         layer = (mlp.fc1, mlp.fc2)[number]
         # Where the product reads codes alone, any array will do.
         w = self._kept.weights if kernel.array is None else stored_weight(layer, kernel.array)
-        wq = kernel.codes
+        wq: Quantized | None = kernel.codes
         if wq is None:
             history = history_of(self._states[number], "kernel")
             wq, _ = quantize_operand(layer.plan.quantize_w, layer, w, "w", context, history)
@@ -120,7 +121,8 @@ class Recomputed:
         gathered = gathered_rows(fc1, "x", "wgrad", self._tokens, self._context)
         if gathered is not None:
             return gathered
-        return wgrad_x(fc1, *self._quantized_x(fc1, "wgrad"))
+        rows, q = self._quantized_x(fc1, "wgrad")
+        return wgrad_x(fc1, rows, read_form(q))
 
     def _x2(self) -> GemmOperand | None:
         kept, mlp = self._kept, self._kept.again[1]
@@ -129,9 +131,8 @@ class Recomputed:
         if not mlp.fc2.plan.recipe.quantizes("wgrad"):
             return None
         of = mlp.activated(self._probs)
-        return wgrad_x_if_quantized(
-            mlp.fc2, activated_operand(of, mlp.fc2, self._h, self._later, history_of(self._states[1], "x"))
-        )
+        x2 = activated_operand(of, mlp.fc2, self._h, self._later, history_of(self._states[1], "x"))
+        return wgrad_x_if_quantized(mlp.fc2, x2._replace(q=read_form(x2.q)))
 
     def _dgrad_operand(self, layer: Layer, kernel: KeptKernel, number: int) -> GemmOperand:
         if not layer.plan.recipe.quantizes("dgrad"):
@@ -145,7 +146,7 @@ class Recomputed:
         again, context = (mlp.fc1, mlp.fc2)[number], (self._context, self._later)[number]
         weight, history = stored_weight(again, kernel.array), history_of(self._states[number], "kernel")
         codes, _ = quantize_operand(again.plan.quantize_w, again, weight, "w", context, history)
-        return dgrad_weight(again, kernel.array, codes)
+        return dgrad_weight(again, kernel.array, read_form(codes))
 
     def _sized(self, operand: GemmOperand) -> GemmOperand:
         if not isinstance(operand, GroupedTensor):

@@ -11,7 +11,8 @@ from octavo.recipe_base import READERS, Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, holds_rows, named
+from octavo_jax.linear.operands import Context, holds_rows
+from octavo_jax.linear.two_forms import Quantized, named
 from octavo_jax.moe.permutation import token_rows
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
@@ -101,10 +102,10 @@ def quantize_tokens(
     operand: Operand,
     context: Context,
     history: ScalingHistory | None,
-) -> tuple[GroupedTensor, ScalingHistory | None]:
+) -> tuple[Quantized, ScalingHistory | None]:
     """What `octavo_jax.linear.operands.quantize_operand` returns for the tokens' rows, bit for bit."""
     assert plan is not None  # else `reads_tokens` is False
-    of_tokens = plan.bound.of_tokens
+    of_tokens = layer.in_two_forms(plan).of_tokens
     assert of_tokens is not None
     arguments = context.quantizer_arguments(plan, operand, history)
     routed = tokens.position < end_of(context.group_sizes)
