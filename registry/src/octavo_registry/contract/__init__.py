@@ -106,8 +106,10 @@ from octavo_registry.contract.quantize import (
     QuantizeInto,
     QuantizeTokens,
     QuantizeWithAmax,
+    RecordAmax,
     UpdateScales,
 )
+from octavo_registry.contract.recording import MakeRecorder, Recorder
 from octavo_registry.contract.request import (
     REQUESTS,
     ActivationRequest,
@@ -217,6 +219,7 @@ __all__ = [
     "KernelChoice",
     "LayerResult",
     "Layouts",
+    "MakeRecorder",
     "MakeWholeLayer",
     "Move",
     "MoveFunctions",
@@ -241,6 +244,8 @@ __all__ = [
     "QuantizeTokens",
     "QuantizeWithAmax",
     "QuantizerCard",
+    "RecordAmax",
+    "Recorder",
     "Refused",
     "Request",
     "Route",
