@@ -69,10 +69,11 @@ OCTAVO_HD Panel stacked_panel(int64_t index, int64_t matrix_rows) {
 struct PlanArgs {
   const void* sizes;  // [groups] int32 or int64, on the device of the call
   bool sizes_are_64;
-  int64_t groups;   // 1 to 65 536
-  int64_t rows;     // M, at most 2^30
-  int64_t* plan;    // plan_words(rows, groups) words, 32-byte aligned
-  int32_t* status;  // BAD_SIZES is OR-ed in where a size was cut; may be null
+  int64_t groups;              // 1 to 65 536
+  int64_t rows;                // M, at most 2^30
+  int64_t* plan;               // plan_words(rows, groups) words, 32-byte aligned
+  int32_t* status;             // BAD_SIZES is OR-ed in where a size was cut; may be null
+  int64_t* bounded = nullptr;  // [groups]: the sizes after they were cut; may be null
 };
 
 // A negative size counts as 0; from the group that passes `rows` on, rows are cut off. Nothing is read back.

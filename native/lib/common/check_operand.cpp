@@ -102,6 +102,7 @@ Error check_plan(const PlanArgs& args) {
   if (args.plan == nullptr) return invalid("plan is null; give plan_words(rows, groups) words of 8 bytes");
   if (!aligned(args.plan, PLAN_ALIGNMENT)) return invalid("plan is not aligned to 32 bytes; allocate it so");
   if (!aligned(args.status, 4)) return invalid("status is not aligned to 4 bytes; it is one int32");
+  if (!aligned(args.bounded, 8)) return invalid("bounded is not aligned to 8 bytes; it is int64 [groups]");
   return {};
 }
 

@@ -56,18 +56,30 @@ class Sequence:
     """
     Launches recorded once and run with other arrays each time, in one call.
 
-    `plan`, `Quantizer.run`, `Gemm.run` and `record_amax` append themselves to the sequence that
-    they get as `into`. The arrays of a recorded launch are places, octavo_native.place(number,
-    offset), 0 where there is none; everything else is as it was recorded.
+    What takes `into` appends itself to the sequence that it gets as such. The arrays of a recorded
+    launch are places, octavo_native.place(number, offset), 0 where there is none, or addresses in
+    arrays that were named before; everything else is as it was recorded.
     """
 
     def __init__(self, *, cuda: bool) -> None: ...
-    def run(self, arrays: _Sequence[int], stream: int = 0, threads: int = 1) -> None:
+    def name(self, start: int, bytes: int, replaces: bool = False) -> int:
         """
-        Every launch in order: on the arrays at these addresses, of which the first has number 1. An address of 0
-        means a null array, whatever the offset. ValueError and RuntimeError as the launches themselves raise
-        them; those before have run.
+        The number of the array at this address, which is the next. Launches that are recorded from now on may
+        have addresses in it for places. Arrays that share bytes with it are gone if it replaces them, as memory
+        that was freed and allocated again does; else a ValueError.
         """
+
+    def run(
+        self, arrays: _Sequence[int], stream: int = 0, threads: int = 1, first: int = 0, end: int = 18446744073709551615
+    ) -> None:
+        """
+        The launches from number `first` to before `end`, in order: on the arrays at these addresses, of which the
+        first has number 1. An address of 0 means a null array, whatever the offset. ValueError and RuntimeError as
+        the launches themselves raise them; those before have run.
+        """
+
+    def arrays(self) -> list[list[int]]:
+        """The numbers of each launch's arrays, in the order of the launches."""
 
     def __len__(self) -> int: ...
 
@@ -84,12 +96,14 @@ def plan(
     plan: int,
     stream: int = 0,
     status: int = 0,
+    bounded: int = 0,
     into: Sequence | None = None,
 ) -> None:
     """
     Write the plan of these group sizes: int64[plan_words(rows, groups)] at `plan`, 32-byte aligned.
 
     A negative size counts as 0 and rows past `rows` are cut off; either sets bit 0 of the int32 at `status`.
+    `bounded`: int64 [groups], where the sizes that are left are written, too.
     """
 
 class InputArgs:
@@ -269,6 +283,7 @@ class Quantizer:
         out_layout: int = 0,
         stream: int = 0,
         threads: int = 1,
+        into: Sequence | None = None,
     ) -> None:
         """
         Values of one plane, rounded once to out_dtype: [rows, cols], or panels [P][cols][128].
@@ -466,6 +481,7 @@ def route(
     routed: int,
     counts: int = 0,
     stream: int = 0,
+    into: Sequence | None = None,
 ) -> None:
     """
     Sort int64 `index` [choices] stably by group: int64 sizes [groups], order and its inverse position [choices],
@@ -492,6 +508,7 @@ def permute_rows(
     out: int,
     stream: int = 0,
     threads: int = 1,
+    into: Sequence | None = None,
 ) -> None:
     """
     out[position[t, j]] = weights[t, j] * from[t], from [tokens, cols] and out [row_count, cols] of `dtype`.
@@ -515,6 +532,7 @@ def combine_rows(
     out: int,
     stream: int = 0,
     threads: int = 1,
+    into: Sequence | None = None,
 ) -> None:
     """
     out[t] = the sum over j of weights[t, j] * from[position[t, j]] where routed[t, j], in fp32 in the order of j.
@@ -537,6 +555,7 @@ def dot_rows(
     out: int,
     stream: int = 0,
     threads: int = 1,
+    into: Sequence | None = None,
 ) -> None:
     """
     out[t, j] = rows[position[t, j]] . dy[t] in fp32, 0 where routed[t, j] is 0: the gradient of combine's weights.

@@ -12,7 +12,7 @@ import json
 import sys
 from typing import Any
 
-from octavo_registry.contract import fused, gemm, layer, quantize
+from octavo_registry.contract import fused, gemm, layer, quantize, recording
 from octavo_registry.contract.arrays import Prepare, Prepared
 from octavo_registry.contract.backend import Backend, KernelChoice
 from octavo_registry.contract.bound import Bound
@@ -24,8 +24,10 @@ from octavo_registry.contract.request import REQUESTS, Request
 
 PARTS = (
     Prepare, Prepared, quantize.QuantizeWithAmax, quantize.QuantizeInto, quantize.QuantizeTokens, quantize.UpdateScales,
+    quantize.RecordAmax,
     quantize.Interleaved, fused.Extras, fused.ActValues, fused.DactValues, fused.GradientExtras,
     layer.MakeWholeLayer, layer.WholeLayer, layer.DelayedScales, gemm.InterleaveHalves,
+    recording.MakeRecorder, recording.Recorder,
 )  # fmt: skip
 """The types of what is optional in an answer, and of what it gives and takes."""
 

@@ -97,7 +97,7 @@ class Quantizer {
 
   void dequantize(bool cuda, int direction, Address codes, Address scales, int64_t rows, int64_t cols, int64_t groups,
                   Address out, int out_dtype, Address global, int layout, int64_t matrix_rows, Address plan,
-                  int out_layout, Address stream, int threads) const {
+                  int out_layout, Address stream, int threads, Sequence* into) const {
     DequantizeArgs args;
     args.direction = enum_of(direction, Direction::columnwise, "direction");
     args.spec = of_plane(args.direction);
@@ -110,9 +110,7 @@ class Quantizer {
     args.out = pointer<void>(out);
     args.out_dtype = enum_of(out_dtype, DType::bf16, "out_dtype");
     args.out_layout = enum_of(out_layout, Layout::native, "out_layout");
-    launch(
-        cuda, [&] { return dequantize_cpu(args, threads); },
-        [&] { return dequantize_cuda(args, cuda_stream(stream)); });
+    launch_or_record(into, cuda, args, stream, threads);
   }
 
   void convert(bool cuda, int direction, int to, Address codes, Address scales, Address into_codes, Address into_scales,
@@ -185,7 +183,7 @@ void bind_quantizer(nb::module_& m) {
           "The CPU takes any and has none.")
       .def("dequantize", &Quantizer::dequantize, nb::kw_only(), "cuda"_a, "direction"_a, "codes"_a, "scales"_a,
            "rows"_a, "cols"_a, "groups"_a, "out"_a, "out_dtype"_a, "global_"_a = 0, "layout"_a = 0, "matrix_rows"_a = 0,
-           "plan"_a = 0, "out_layout"_a = 0, "stream"_a = 0, "threads"_a = 1,
+           "plan"_a = 0, "out_layout"_a = 0, "stream"_a = 0, "threads"_a = 1, nb::arg("into").none() = nb::none(),
            "Values of one plane, rounded once to out_dtype: [rows, cols], or panels [P][cols][128].")
       .def("convert", &Quantizer::convert, nb::kw_only(), "cuda"_a, "direction"_a, "to"_a, "codes"_a, "scales"_a,
            "into_codes"_a, "into_scales"_a, "rows"_a, "cols"_a, "groups"_a, "matrix_rows"_a = 0, "plan"_a = 0,

@@ -14,7 +14,7 @@ int64_t size_at(const PlanArgs& args, int64_t group) {
                            : static_cast<const int32_t*>(args.sizes)[group];
 }
 
-// Writes row_start and the first words of the header; true if no size had to be cut.
+// Writes row_start, and the bounded sizes if they are asked for; true if no size had to be cut.
 bool bound_sizes(const PlanArgs& args, int64_t* row_start) {
   bool good = true;
   int64_t end = 0;
@@ -24,6 +24,7 @@ bool bound_sizes(const PlanArgs& args, int64_t* row_start) {
     const int64_t kept = size < 0 ? 0 : size < left ? size : left;
     good &= kept == size;
     row_start[g + 1] = end += kept;
+    if (args.bounded != nullptr) args.bounded[g] = kept;
   }
   return good;
 }

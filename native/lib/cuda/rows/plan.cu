@@ -1,7 +1,7 @@
 // The plan kernel: from group sizes on the device to everything that other kernels need to know about them.
 //
 //   reads   sizes  [G] int32 or int64, once
-//   writes  the whole plan (plan.h), and the status word if a size was cut
+//   writes  the whole plan (plan.h), the bounded sizes if they are asked for, and the status word if a size was cut
 //   bound   latency: one CTA, because each start depends on all sizes before it
 //
 // Up to 1 024 groups, each thread owns one and later steps read smem. More groups are processed in chunks of 1 024 that
@@ -119,6 +119,7 @@ __device__ bool place_chunk(const PlanArgs& args, int64_t first, int turn, Carry
 
   if (present) {
     outputs.rows[group + 1] = end;
+    if (args.bounded != nullptr) args.bounded[group] = size_within;
 #pragma unroll
     for (int h = 0; h < TILE_HEIGHT_COUNT; ++h) outputs.blocks[h][group + 1] = counts[h];
     if (args.groups <= THREADS) {

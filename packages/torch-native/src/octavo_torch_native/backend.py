@@ -145,6 +145,7 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     from octavo_native.gemms import LAYOUTS_OF_GEMM
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.arrays.interleaving import interleave_halves
+    from octavo_torch_native.arrays.recorder import Recorder
     from octavo_torch_native.gemm.gemm import Dgrad, Fprop, Wgrad
     from octavo_torch_native.gemm.spec import gemm_spec
     from octavo_torch_native.linear.recorded_layer import whole_layer
@@ -158,7 +159,7 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
         fprop = Fprop(dtype, weight=weight, fast_accumulation=fast)
         limited = fprop.limited if cuda else None
         return BoundFprop(
-            fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, limited=limited,
+            fprop, layouts=layouts, prepare=index_groups, whole_layer=whole_layer, recorder=Recorder, limited=limited,
             takes_tokens=gathered_operands(request, "x"), interleave_halves=interleave_halves,
         )  # fmt: skip
     if request.op == "dgrad":
@@ -185,10 +186,11 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
 
 def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTensor]:
     from octavo_torch_native.arrays.group_index import index_groups
-    from octavo_torch_native.quantizers.delayed import update_scales
+    from octavo_torch_native.quantizers.delayed import record_amax, update_scales
     from octavo_torch_native.quantizers.quantizer import Quantizer
 
     quantizer = Quantizer(request.quantizer, request.layouts, DTYPES[request.in_dtype])
+    delayed = request.quantizer.scaling == "delayed"
     return BoundQuantize(
         quantizer,
         prepare=index_groups,
@@ -200,7 +202,8 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         of_mxfp4=quantizer.of_mxfp4 if request.stacked else None,
         round_first=_round_first,
         interleaved=None if not request.stacked or _refuses_turns(request, 1) else partial(_interleaved, request),
-        update_scales=update_scales if request.quantizer.scaling == "delayed" else None,
+        update_scales=update_scales if delayed else None,
+        record_amax=record_amax if delayed else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The end of delayed scaling's step: one launch, the bits of the reference's operations."""
+"""Delayed scaling's state: one launch for an amax and one for the end of a step, the bits of the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
 def test_scales_of_a_step_in_one_launch(
     algorithm: Literal["max", "most_recent"], device: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Histories and scales of x, w and dy after several steps, groups without tokens and odd amaxes among them."""
+    """Histories and scales of x, w and dy after several steps of two microbatches, groups without tokens and odd amaxes
+    among them: each amax that is recorded is one launch, and so is the end of a step."""
     recipe = DelayedScaling(history=5, algorithm=algorithm, margin=1)
     ours, expected = (DelayedState.create(recipe, 40, device) for _ in range(2))
     launches: list[Any] = []
@@ -30,13 +31,15 @@ def test_scales_of_a_step_in_one_launch(
     monkeypatch.setattr(delayed, "submit", lambda *given, **rest: (launches.append(given[0]), real(*given, **rest))[1])
     odd = torch.tensor([0.0, torch.inf, torch.nan, 1e-42, 3e38])
     for step in range(12):
-        for operand in ("x", "w", "dy"):
+        for operand in 2 * ("x", "w", "dy"):
             drawn = torch.where(torch.rand(40) < 0.4, odd[torch.randint(5, (40,))], torch.rand(40) * 100).to(device)
-            for state in (ours, expected):
-                state.record(operand, drawn)  # type: ignore[arg-type]
+            for state, backend in ((ours, "torch-native"), (expected, "torch-reference")):
+                with octavo_registry.prefer(backend):
+                    state.record(operand, drawn)  # type: ignore[arg-type]
+            assert torch.equal(ours.history, expected.history)
         with octavo_registry.prefer("torch-native"):
             ours.update()
-        assert len(launches) == step + 1
+        assert len(launches) == 7 * (step + 1)
         with octavo_registry.prefer("torch-reference"):
             expected.update()
         assert torch.equal(ours.history, expected.history)

@@ -15,7 +15,7 @@ from octavo import MXFP8, NVFP4, BlockScaling, CurrentScaling, DelayedScaling, R
 from octavo_torch import Exchange, GroupedMLP, MoE, add_lora, observe
 from octavo_torch.arithmetic import operators
 from octavo_torch.moe import moe
-from octavo_torch.moe.rows.moves import Moves
+from octavo_torch.moe.rows.moves import Moves, MoveSet
 
 T, E, C, K, F, N = 20, 4, 2, 64, 48, 80
 LAYERS: dict[str, dict[str, Any]] = {
@@ -49,18 +49,21 @@ def tokens() -> Tensor:
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The columns of every array of which a layer writes rows."""
     seen: list[int] = []
-    moves_for = moe.moves_for
+    move_set_for = moe.move_set_for
 
-    def counting(x: Tensor, backend: Any) -> Moves:
-        moves = moves_for(x, backend)
-
+    def counted(moves: Moves) -> Moves:
         def permute_rows(values: Tensor, *rest: Any) -> Tensor:
             seen.append(values.shape[1])
             return moves.permute_rows(values, *rest)
 
         return moves._replace(permute_rows=permute_rows)
 
-    monkeypatch.setattr(moe, "moves_for", counting)
+    def counting(*layer: Any) -> MoveSet:
+        moves = move_set_for(*layer)
+        parts = {name: counted(getattr(moves, name)) for name in ("tokens", "results", "weights")}
+        return moves._replace(**parts)
+
+    monkeypatch.setattr(moe, "move_set_for", counting)
     return seen
 
 

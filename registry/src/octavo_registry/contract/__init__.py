@@ -106,9 +106,11 @@ from octavo_registry.contract.quantize import (
     QuantizeInto,
     QuantizeTokens,
     QuantizeWithAmax,
+    RecordAmax,
     TwoForms,
     UpdateScales,
 )
+from octavo_registry.contract.recording import MakeRecorder, Recorder
 from octavo_registry.contract.request import (
     REQUESTS,
     ActivationRequest,
@@ -218,6 +220,7 @@ __all__ = [
     "KernelChoice",
     "LayerResult",
     "Layouts",
+    "MakeRecorder",
     "MakeWholeLayer",
     "Move",
     "MoveFunctions",
@@ -242,6 +245,8 @@ __all__ = [
     "QuantizeTokens",
     "QuantizeWithAmax",
     "QuantizerCard",
+    "RecordAmax",
+    "Recorder",
     "Refused",
     "Request",
     "Route",

@@ -15,6 +15,7 @@ from octavo.quantizer import Operand
 from octavo_registry.contract.arrays import A, GroupSizes, Operand_contra
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.layer import MakeWholeLayer
+from octavo_registry.contract.recording import MakeRecorder
 from octavo_registry.contract.request import GemmRequest
 
 
@@ -101,6 +102,8 @@ class BoundFprop(Bound[Fprop[A, Operand_contra]], Generic[A, Operand_contra]):
     """The answer to a request for "fprop".
 
     whole_layer        makes of a layer's plans its passes as one call each way; None: the front end calls the plans
+    recorder           makes what writes down the launches of a pass whose plans are all of this backend, so that the
+                       front end can make them again on other arrays; None: it calls the plans each time
     limited            the same function, with the same bits, on at most so many multiprocessors of the device at once,
                        1 or more: others are left to what runs beside it. None: the backend leaves none
     takes_tokens       ("x",) where both functions also take `TokenRows` in the place of x, with the same bits as of
@@ -112,6 +115,7 @@ class BoundFprop(Bound[Fprop[A, Operand_contra]], Generic[A, Operand_contra]):
     """
 
     whole_layer: MakeWholeLayer | None = field(default=None, kw_only=True)
+    recorder: MakeRecorder[A] | None = field(default=None, kw_only=True)
     limited: Callable[[int], Fprop[A, Operand_contra]] | None = field(default=None, kw_only=True)
     takes_tokens: tuple[Operand, ...] = field(default=(), kw_only=True)
     interleave_halves: InterleaveHalves[A] | None = field(default=None, kw_only=True)

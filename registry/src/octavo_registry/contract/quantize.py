@@ -188,6 +188,16 @@ class TwoForms(NamedTuple, Generic[Q]):
     multiply: Callable[[Q], Q]
 
 
+class RecordAmax(Protocol[A_contra]):
+    """Notes the amax of an operand in delayed scaling's state, in place."""
+
+    def __call__(self, amax: A_contra, history: A_contra, /) -> None:
+        """Raises slot 0 of the operand's history, fp32 [slots, G], to amax, fp32 [G], where that is larger and no NaN.
+
+        Both are contiguous.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     """The answer to a request for "quantize". Every part except `run` is optional: None where the backend has none.
@@ -198,6 +208,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
                    and checkpoints hold them; None: weights are gathered as values, and a checkpoint's codes are refused
     to_plain       the way back; None: weights in another layout are not written to a checkpoint
     update_scales  ends a step of delayed scaling; None: the front end's own operations
+    record_amax    notes an amax of the step, likewise
     of_tokens      quantizes the rows of a router's choices from the tokens; None: the front end permutes them first
     of_mxfp4       quantizes weights from MXFP4 bytes; None: the front end makes values of them first
     round_first    quantizes weights that are rounded to MXFP4 first; None: the front end rounds by its own operations
@@ -212,6 +223,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     from_plain: Callable[[Q], Q] | None = field(default=None, kw_only=True)
     to_plain: Callable[[Q], Q] | None = field(default=None, kw_only=True)
     update_scales: UpdateScales[A] | None = field(default=None, kw_only=True)
+    record_amax: RecordAmax[A] | None = field(default=None, kw_only=True)
     of_tokens: QuantizeTokens[A, Q] | None = field(default=None, kw_only=True)
     of_mxfp4: QuantizeMXFP4[A, Q] | None = field(default=None, kw_only=True)
     round_first: RoundFirst[A, Q] | None = field(default=None, kw_only=True)

@@ -24,7 +24,7 @@ def _interleave_into(value: Tensor, block: int, interleave: bool, out: Tensor) -
         "interleave": interleave,
     }
     if value.numel():
-        submit(octavo_native.interleave_halves, value, arguments)
+        submit(octavo_native.interleave_halves, value, arguments, recordable=False)
 
 
 def _interleave(value: Tensor, block: int, interleave: bool) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -93,32 +94,65 @@ def workspace(size: int, like: Tensor) -> tuple[Tensor | None, int]:
     return memory, -(-memory.data_ptr() // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
 
 
-def submit(call: Callable[..., None], like: Tensor, arguments: dict[str, Any], *, threaded: bool = True) -> None:
-    """Run `call` on `like`'s device: on the current stream of a GPU, on torch's number of threads on a CPU."""
+class Listener(Protocol):
+    """Is told of launches."""
+
+    def add(self, call: Callable[..., None], like: Tensor, arguments: Mapping[str, object], recordable: bool) -> None:
+        """A launch that is about to be made: `submit`'s arguments."""
+
+
+class _Listening(threading.local):
+    listener: Listener | None = None
+
+
+listening = _Listening()
+"""Of each thread, who is told of its launches."""
+
+
+def submit(
+    call: Callable[..., None],
+    like: Tensor,
+    arguments: Mapping[str, object],
+    *,
+    threaded: bool = True,
+    recordable: bool = True,
+) -> None:
+    """Run `call` on `like`'s device: on the current stream of a GPU, on torch's number of threads on a CPU.
+
+    recordable   whether the call takes `into`, a Sequence that it appends itself to
+    """
+    if listening.listener is not None:
+        listening.listener.add(call, like, arguments, recordable)
     if not like.is_cuda:
         if threaded:
-            arguments["threads"] = _threads()
-        call(cuda=False, **arguments)
+            call(cuda=False, threads=_threads(), **arguments)
+        else:
+            call(cuda=False, **arguments)
         return
     device = like.device
     # torch.cuda's own functions create objects and check that CUDA is initialized, which costs as much as a launch
-    arguments["stream"] = torch._C._cuda_getCurrentRawStream(device.index)
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
     if torch._C._cuda_getDevice() == device.index:
-        call(cuda=True, **arguments)
+        call(cuda=True, stream=stream, **arguments)
         return
     with torch.cuda.device(device):
-        call(cuda=True, **arguments)
+        call(cuda=True, stream=stream, **arguments)
 
 
-def run(sequence: Sequence, arrays: list[int], like: Tensor) -> None:
-    """Run recorded launches on `like`'s device, as `submit` does with one call."""
+def run(sequence: Sequence, arrays: list[int], like: Tensor, *part: int) -> None:
+    """Run recorded launches on `like`'s device, as `submit` does with one call.
+
+    part   the number of the first launch, and that of the one at which it ends; none: all of them
+    """
+    if listening.listener is not None:
+        listening.listener.add(sequence.run, like, {}, False)
     if not like.is_cuda:
-        sequence.run(arrays, 0, _threads())
+        sequence.run(arrays, 0, _threads(), *part)
         return
     device = like.device
     stream = torch._C._cuda_getCurrentRawStream(device.index)
     if torch._C._cuda_getDevice() == device.index:
-        sequence.run(arrays, stream)
+        sequence.run(arrays, stream, 1, *part)
         return
     with torch.cuda.device(device):
-        sequence.run(arrays, stream)
+        sequence.run(arrays, stream, 1, *part)

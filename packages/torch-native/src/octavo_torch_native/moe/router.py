@@ -49,7 +49,7 @@ def _choose(logits: Tensor, bias: Tensor | None, replay: Tensor | None, rule: st
         "weights": address(weights),
         "counts": address(counts),
     }
-    submit(octavo_native.choose_experts, rows, arguments)
+    submit(octavo_native.choose_experts, rows, arguments, recordable=False)
     return choices, weights, counts
 
 
@@ -63,7 +63,7 @@ def _choose_gradient(logits: Tensor, choices: Tensor, dweights: Tensor, rule: st
         "dweights": address(dweights),
         "dlogits": address(dlogits),
     }
-    submit(octavo_native.choose_gradient, rows, arguments)
+    submit(octavo_native.choose_gradient, rows, arguments, recordable=False)
     return dlogits
 
 

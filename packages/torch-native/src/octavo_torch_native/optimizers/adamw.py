@@ -55,7 +55,7 @@ class AdamWStep:
             "inverse_scale": address(rule.inverse_scale),
             "skip": address(rule.skip),
         }
-        submit(octavo_native.adamw_step, master, arguments, threaded=False)
+        submit(octavo_native.adamw_step, master, arguments, threaded=False, recordable=False)
 
     def _rule(self, rule: AdamWStepRule[Tensor]) -> octavo_native.AdamWRule:
         """Remembered, since it holds tables that are worked out from the betas."""

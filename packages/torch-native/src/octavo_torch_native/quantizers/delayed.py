@@ -1,4 +1,4 @@
-"""The end of delayed scaling's step, in one launch."""
+"""Delayed scaling's state: the end of a step, and an amax of it, each in one launch."""
 
 from __future__ import annotations
 
@@ -24,4 +24,17 @@ def update_scales(
         "most_recent": most_recent,
         "reduced": address(reduced),
     }
-    submit(octavo_native.update_scales, history, arguments, threaded=False)
+    submit(octavo_native.update_scales, history, arguments, threaded=False, recordable=False)
+
+
+def record_amax(amax: Tensor, history: Tensor) -> None:
+    """See octavo_registry.contract.quantize.RecordAmax."""
+    slots, groups = history.shape
+    arguments = {
+        "amax": address(amax),
+        "history": address(history),
+        "operands": 1,
+        "slots": slots,
+        "groups": groups,
+    }
+    submit(octavo_native.record_amax, history, arguments, threaded=False)

@@ -162,7 +162,7 @@ def _convert(
         "plan": address(plan),
         **geometry(tuple(shape)),
     }
-    submit(quantizer_of(quantizer).convert, codes, arguments)
+    submit(quantizer_of(quantizer).convert, codes, arguments, recordable=False)
     return into_codes, into_scale
 
 
@@ -225,7 +225,7 @@ def _mxfp4_values(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         "out": address(out),
         "out_dtype": DTYPE_NUMBERS[dtype],
     }
-    submit(octavo_native.expand_mxfp4, out, arguments, threaded=False)
+    submit(octavo_native.expand_mxfp4, out, arguments, threaded=False, recordable=False)
     return out
 
 

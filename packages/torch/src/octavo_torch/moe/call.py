@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from octavo_registry.contract import moves as contract
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.moe.forms import Form, WeightCodes
@@ -18,7 +17,7 @@ from octavo_torch.moe.parallel.options import Exchange
 from octavo_torch.moe.parallel.token_exchange import TokenExchange
 from octavo_torch.moe.plan import MoePlan
 from octavo_torch.moe.rows.derivatives import Places
-from octavo_torch.moe.rows.moves import Moves
+from octavo_torch.moe.rows.moves import Moves, MoveSet
 from octavo_torch.scaling.delayed_state import DelayedState
 
 
@@ -31,15 +30,6 @@ class MoeOperands(NamedTuple):
     weights: Tensor
     bias1: Tensor | None
     bias2: Tensor | None
-
-
-class MoveSet(NamedTuple):
-    """The functions that route choices, and those that move rows of tokens, of results and of the choices' weights."""
-
-    route: contract.Route[Tensor]
-    tokens: Moves
-    results: Moves
-    weights: Moves
 
 
 @dataclass(slots=True, eq=False)

@@ -38,10 +38,11 @@ def check_weight_codes(weight_codes: object) -> WeightCodes:
 
 
 class RowReader(NamedTuple):
-    """How kept codes of rows are read."""
+    """How kept codes of rows are read, and by which backend."""
 
     spec: GroupedTensorSpec
     dequantize: Dequantize[GroupedTensor, Tensor]
+    backend: str
 
     def rows(self, codes: Tensor, scales: Tensor, group_sizes: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows that the codes stand for, rounded once to `dtype`; +0 past the sum of the sizes."""
@@ -71,4 +72,5 @@ def keep_rows(plan: QuantizePlan, rows: Tensor, sizes: Sizes, backend: BackendNa
     q: GroupedTensor = plan.run(rows, sizes)
     name: DType = "float32" if rows.dtype is torch.float16 else DTYPE_NAMES[rows.dtype]
     codes, scales, _ = q.plane("rowwise")
-    return RowCodes(codes, scales, RowReader(q.spec, dequantizer_plan(q, "rowwise", name, backend).run))
+    dequantizer = dequantizer_plan(q, "rowwise", name, backend)
+    return RowCodes(codes, scales, RowReader(q.spec, dequantizer.run, dequantizer.backend))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -13,14 +13,13 @@ from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.autograd.saved import free_saved, may_free
-from octavo_torch.autograd.saved_tensors import saved_tensors
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer
-from octavo_torch.mlp.gradients import check_whole, is_postponed
+from octavo_torch.mlp.gradients import is_postponed
 from octavo_torch.moe.forward import quantize_once, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.saved import MoeContext
@@ -35,14 +34,41 @@ _after = _operators.define(
 """A copy of `value` that a compiler cannot compute before `earlier`."""
 
 
-class KeptOperands:
-    """The BackwardOperands of a MoE layer: kept, or computed again from what is kept. dy [T, N] is by token."""
+Part = Literal["h", "x", "a", "w1", "w2"]
 
-    def __init__(self, ctx: MoeContext, dy: Tensor) -> None:
-        check_whole(ctx.freed)
+
+class Frees:
+    """Frees what a backward has read of what its forward has kept, unless a later backward is to read it again."""
+
+    def __init__(self, ctx: MoeContext, tensors: Sequence[Tensor], dy: Tensor) -> None:
+        self._ctx, self._tensors, self._frees = ctx, tensors, may_free(dy)
+
+    def __call__(self, name: Part) -> None:
+        """Frees the operand of this name: see BackwardOperands.done_with."""
+        if not self._frees:
+            return
+        ctx = self._ctx
+        ctx.freed = True
+        if name == "h":
+            for part in ("h", "h_scales"):
+                if part in ctx.saved:
+                    free_saved(self._tensors[ctx.saved[part].start])
+            return
+        kept = ctx.saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
+        if kept is not None:
+            kept.free(self._tensors)
+
+
+class KeptOperands:
+    """The BackwardOperands of a MoE layer: kept, or computed again from what is kept."""
+
+    def __init__(
+        self, ctx: MoeContext, tensors: Sequence[Tensor], dy: Tensor, done_with: Callable[[Part], None]
+    ) -> None:
+        """dy [T, N] is by token; `tensors` are those that forward has saved."""
         call = self._call = ctx.call
-        self._saved, self._tensors, self._reader = ctx.saved, saved_tensors(ctx), ctx.reader
-        self._ctx, self._frees = ctx, may_free(dy)
+        self._saved, self._tensors, self._reader = ctx.saved, tensors, ctx.reader
+        self._ctx, self.done_with = ctx, done_with
         # in a list, from which it is popped, so that it is not held until the backward ends
         self._dy = [(lambda: dy) if call.token_exchange is None else call.token_exchange.dispatch_gradient(dy)]
         self._seeds = [seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.seeds, strict=True)]
@@ -141,19 +167,6 @@ class KeptOperands:
         dtype = self._ctx.dtypes[0]
         rows = dx if dx.dtype is dtype else dx.to(dtype)
         return self._call.combine(self._call.moves.tokens, rows, self.places)
-
-    def done_with(self, name: Literal["h", "x", "a", "w1", "w2"]) -> None:
-        if not self._frees:
-            return
-        self._ctx.freed = True
-        if name == "h":
-            for part in ("h", "h_scales"):
-                if part in self._saved:
-                    free_saved(self._tensor(part))
-            return
-        kept = self._saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
-        if kept is not None:
-            kept.free(self._tensors)
 
     def _weight(self, name: Literal["w1", "w2"]) -> Matrix:
         """The weight as dgrad reads it."""

@@ -25,16 +25,17 @@ from octavo_torch.mlp.arguments import check_common, check_operands
 from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.autograd import moe_function
-from octavo_torch.moe.call import MoeCall, MoeOperands, MoveSet
+from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import check_form, check_weight_codes, rows_plan
-from octavo_torch.moe.forward import arrive, forward
+from octavo_torch.moe.forward import arrive
 from octavo_torch.moe.parallel.agreement import gradient_bits
 from octavo_torch.moe.parallel.exchange_for_call import Sides, beside_graph, check_eager, token_exchange_for
 from octavo_torch.moe.parallel.group import ExpertRanks, expert_group
 from octavo_torch.moe.parallel.options import Exchange, check_exchange
 from octavo_torch.moe.parallel.own_experts import check_wrapper
+from octavo_torch.moe.passes import run_forward
 from octavo_torch.moe.plan import moe_plan_for
-from octavo_torch.moe.rows.moves import moves_for, route_for
+from octavo_torch.moe.rows.moves import move_set_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import for_backward
 from octavo_torch.wgrad.graph_route import graph_route
@@ -82,7 +83,7 @@ def apply(
         return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], call.anchor)
     if forward_ad._current_level >= 0:  # with gradients, autograd's functions refuse them
         check_no_tangent(x, weights, *leaves_of(first.leaves), *leaves_of(second.leaves), *arrays[4:])
-    return forward(call, *arrive(call, choices, arrays)).y
+    return run_forward(call, *arrive(call, choices, arrays))[0]
 
 
 def _own_leaves(weight: GivenWeight) -> list[Tensor]:
@@ -98,7 +99,7 @@ def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: 
 
     Returns the experts' plan before it is narrowed to what the call's form computes in each pass.
     """
-    x, w1, w2, weights, bias1, bias2 = arrays
+    x, w1, w2, _, bias1, bias2 = arrays
     form, weight_codes = check_form(call.form), check_weight_codes(call.weight_codes)
     at_host = x.device.type == "cpu"
     full = mlp_plan_for(call.recipe, activation, x, w1, w2, at_host, needed, call.backend)
@@ -112,15 +113,10 @@ def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: 
     keeps_codes = form == "lean" and (needed.w2 or needed.between)
     hidden = rows_plan(x, int(w1.shape[1]), int(w1.shape[0]), call.backend) if keeps_codes else None
     call.moe = moe_plan_for(full, form, weight_codes, hidden)
-    of_rows = moves_for(x, call.backend)
-    results, values = (
-        of_rows if like.dtype is x.dtype else moves_for(like, call.backend)
-        for like in (x.new_empty(0, dtype=full.fc2.row_dtype), weights.new_empty(0, dtype=torch.float32))
-    )
     if call.ep is not None:
         # random bits depend on an expert's number among the experts of all ranks
         call.group_offset += call.ep.rank * int(w1.shape[0])
-    call.moves = MoveSet(route_for(x, int(w1.shape[0]), call.backend), of_rows, results, values)
+    call.moves = move_set_for(x, full.fc2.row_dtype, int(w1.shape[0]), call.backend)
     call.set_experts(call.moe.forward, block)
     return full
 

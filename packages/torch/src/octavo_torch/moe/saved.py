@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -15,6 +16,7 @@ from octavo_torch.mlp.forward import DrawnSeed
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, RowReader
 from octavo_torch.moe.forward import MoeForward
+from octavo_torch.moe.recorded import Kept, RecordedMoe
 
 
 class SavedByName:
@@ -45,17 +47,36 @@ class MoeContext(Context, Protocol):
     reader   reads h's codes; None unless h is kept as codes
     freed    whether a backward has freed what it has read
     dtypes   of the operands; x's is also the dtype of its rows
+    recorded   the passes of such calls, if the forward was written down; None: the backward is composed
     """
 
     call: MoeCall
+    recorded: RecordedMoe | None
     saved: dict[str, Saved]
     seeds: list[DrawnSeed]
     reader: RowReader | None
     freed: bool
 
 
-def saved_by(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward) -> SavedByName:
-    """What backward reads, of all gradients that may be asked for."""
+def scales_to_keep(call: MoeCall) -> list[Tensor | None]:
+    """Delayed scaling's scales of fc1 and of fc2, with which backward makes operands again: copies, because a step may
+    end, which computes others, before backward. None where it makes none, and for other recipes."""
+    again = call.form != "keep_all" or call.weight_codes != "keep"
+    return [each.state.scale.clone() if again and each.state is not None else None for each in (call.fc1, call.fc2)]
+
+
+def kept_by(
+    call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward, scales: Sequence[Tensor | None]
+) -> Kept:
+    """What backward reads, of all gradients that may be asked for; `scales` are those of `scales_to_keep`."""
+    saved = _saved_by(call, choices, operands, result, scales)
+    seeds: list[DrawnSeed] = [None if isinstance(seed, Tensor) else seed for seed in result.seeds]
+    return Kept(saved.tensors, saved.places, seeds, result.h.reader if isinstance(result.h, RowCodes) else None)
+
+
+def _saved_by(
+    call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward, scales: Sequence[Tensor | None]
+) -> SavedByName:
     fc1, fc2, saved = call.plan.fc1, call.plan.fc2, SavedByName()
     call.forget_sizes()
     reads_h = fc2.need_dx or fc2.need_dw
@@ -86,11 +107,9 @@ def saved_by(call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeF
     _keep_weight("w2", call, operands.w2, result.w2, saved)
     if call.form == "keep_all" and call.weight_codes == "keep":
         return saved
-    for number, layer_call in enumerate((call.fc1, call.fc2)):
-        seed = result.seeds[number]
+    for number, (seed, scale) in enumerate(zip(result.seeds, scales, strict=True)):
         saved.add(f"seed{number}", seed if isinstance(seed, Tensor) else None)
-        # a step may end, which computes other scales, before backward
-        saved.add(f"scale{number}", None if layer_call.state is None else layer_call.state.scale.clone())
+        saved.add(f"scale{number}", scale)
     return saved
 
 

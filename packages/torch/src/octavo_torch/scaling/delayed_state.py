@@ -21,7 +21,7 @@ from octavo_torch.arithmetic.scales import divide
 from octavo_torch.arrays.checks import brief, check_count, check_device
 from octavo_torch.compiler.tracing import is_plain, register_tree
 from octavo_torch.dispatch.recipes import recipe_of
-from octavo_torch.scaling.fused_update import fused_update
+from octavo_torch.scaling.state_keeper import state_keeper
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
@@ -116,9 +116,14 @@ class DelayedState:
     @torch.no_grad()
     def record(self, operand: Operand, amax: Tensor) -> None:
         """Raise this step's running amax of `operand` to `amax`, fp32 [G]; NaN is ignored."""
-        slot = self.history[OPERANDS.index(operand), 0]
-        # fmax returns the number where one of the two is NaN
-        torch.fmax(slot, amax, out=slot)
+        history = self.history[OPERANDS.index(operand)]
+        keeper = state_keeper(self.recipe, self.history, self.scale) if is_plain(amax) else None
+        if keeper is None or keeper.record_amax is None:
+            # fmax returns the number where one of the two is NaN
+            torch.fmax(history[0], amax, out=history[0])
+            return
+        keeper.record_amax(amax, history)
+        torch.autograd.graph.increment_version(self.history)  # a kernel writes through addresses, unseen by torch
 
     @torch.no_grad()
     def update(self, process_group: torch.distributed.ProcessGroup | None = None) -> None:
@@ -132,11 +137,11 @@ class DelayedState:
             reduced = self.history[:, 0].clone()
             torch.distributed.all_reduce(reduced, torch.distributed.ReduceOp.MAX, group=process_group)
         recipe = self.recipe
-        update_all = fused_update(recipe, self.history, self.scale)
-        if update_all is not None:
+        keeper = state_keeper(recipe, self.history, self.scale)
+        if keeper is not None and keeper.update_scales is not None:
             maxima = [math.ldexp(self._maximum(operand), -recipe.margin) for operand in OPERANDS]
             most_recent = recipe.algorithm == "most_recent"
-            update_all(self.history, self.scale, maxima, most_recent=most_recent, reduced=reduced)
+            keeper.update_scales(self.history, self.scale, maxima, most_recent=most_recent, reduced=reduced)
             if is_plain(self.scale):  # a kernel writes through addresses, unseen by torch
                 torch.autograd.graph.increment_version((self.history, self.scale))
             return

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from octavo.router import RouterRule
@@ -30,15 +31,42 @@ _FALLBACKS: dict[Move, Run] = {
     "dot_rows": operators.dot_rows,
 }
 _MOVES: tuple[Move, ...] = ("permute_rows", "combine_rows", "dot_rows")
-_functions: Memo[Run] = Memo()
+
+
+class _Served(NamedTuple):
+    """A function, and the name of its backend; of torch's operations, an empty one."""
+
+    run: Run
+    backend: str
+
+
+_functions: Memo[_Served] = Memo()
 
 
 class Moves(NamedTuple):
-    """The functions that move rows of one dtype on one device; octavo_registry.contract.moves describes them."""
+    """The functions that move rows of one dtype on one device; octavo_registry.contract.moves describes them.
+
+    backends   the names of those that serve them; torch's operations have an empty one
+    """
 
     permute_rows: contract.PermuteRows[Tensor]
     combine_rows: contract.CombineRows[Tensor]
     dot_rows: contract.DotRows[Tensor]
+    backends: frozenset[str]
+
+
+class MoveSet(NamedTuple):
+    """What a MoE layer moves: `route` routes its choices, and the others move rows of tokens, of results and of the
+    choices' weights.
+
+    backends   the names of those that serve them, as in Moves
+    """
+
+    route: contract.Route[Tensor]
+    tokens: Moves
+    results: Moves
+    weights: Moves
+    backends: frozenset[str]
 
 
 class Choosers(NamedTuple):
@@ -49,6 +77,8 @@ class Choosers(NamedTuple):
 
 
 _choosers: Memo[Choosers | None] = Memo()
+_moves: Memo[Moves] = Memo()
+_sets: Memo[MoveSet] = Memo()
 
 
 def choosers_for(logits: Tensor, rule: RouterRule, backend: HashableNames) -> Choosers | None:
@@ -85,23 +115,43 @@ def choose_request(logits: Tensor, rule: RouterRule, graph_safe: bool) -> Choose
 
 def moves_for(x: Tensor, backend: HashableNames) -> Moves:
     """Moves for rows like `x`. A backward uses forward's, because its thread does not see `octavo_registry.prefer`."""
-    return Moves(*(_function(op, x, backend) for op in _MOVES))
+    return _moves.get((x.dtype, x.device, backend, wants_graph(x)), lambda: _resolve_moves(x, backend))
+
+
+def _resolve_moves(x: Tensor, backend: HashableNames) -> Moves:
+    permute, combine, dot = (_function(op, x, backend) for op in _MOVES)
+    return Moves(permute.run, combine.run, dot.run, frozenset({permute.backend, combine.backend, dot.backend}))
 
 
 def route_for(x: Tensor, groups: int, backend: HashableNames) -> contract.Route[Tensor]:
     """The function that routes tokens `x` to `groups`."""
-    return _function("route", x, backend, groups)
+    route: contract.Route[Tensor] = _function("route", x, backend, groups).run
+    return route
 
 
-def _function(op: Move, x: Tensor, backend: HashableNames, groups: int | None = None) -> Run:
+def move_set_for(x: Tensor, row_dtype: torch.dtype, groups: int, backend: HashableNames) -> MoveSet:
+    """Those of a MoE layer with tokens `x`, whose results have `row_dtype`, and fp32 weights."""
+    key = (x.dtype, x.device, row_dtype, groups, backend, wants_graph(x))
+    return _sets.get(key, lambda: _resolve_set(x, row_dtype, groups, backend))
+
+
+def _resolve_set(x: Tensor, row_dtype: torch.dtype, groups: int, backend: HashableNames) -> MoveSet:
+    route = _function("route", x, backend, groups)
+    likes = x, x.new_empty(0, dtype=row_dtype), x.new_empty(0, dtype=torch.float32)
+    tokens, results, weights = (moves_for(like, backend) for like in likes)
+    backends = tokens.backends | results.backends | weights.backends | {route.backend}
+    return MoveSet(route.run, tokens, results, weights, backends)
+
+
+def _function(op: Move, x: Tensor, backend: HashableNames, groups: int | None = None) -> _Served:
     graph_safe = wants_graph(x)
     key = (op, x.dtype, x.device, backend, groups, graph_safe)
     return _functions.get(key, lambda: _resolve(op, x, backend, groups, graph_safe))
 
 
-def _resolve(op: Move, x: Tensor, backend: HashableNames, groups: int | None, graph_safe: bool) -> Run:
+def _resolve(op: Move, x: Tensor, backend: HashableNames, groups: int | None, graph_safe: bool) -> _Served:
     plan = plan_if_served(move_request(op, x, groups, graph_safe), backend=backend)
-    return _FALLBACKS[op] if plan is None else plan.run
+    return _Served(_FALLBACKS[op], "") if plan is None else _Served(plan.run, plan.backend)
 
 
 def move_request(op: Move, x: Tensor, groups: int | None, graph_safe: bool) -> MoveRequest:

@@ -1,0 +1,239 @@
+"""The forward and the backward of a MoE layer: composed of its plan's functions, or written down and run again.
+
+A pass of few rows takes a GPU less time than Python takes to make its twenty-odd launches. What these are depends on
+the plan, on shapes and on options; so the second call of a kind is written down (octavo_torch.recording), and later
+ones make its launches on their own arrays, in a native call or a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo_torch.arrays.grouped_tensor import PLANES
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.linear.call import Call
+from octavo_torch.mlp.gradients import Needs, gradients
+from octavo_torch.moe.call import MoeCall, MoeOperands
+from octavo_torch.moe.forward import Arriving, forward
+from octavo_torch.moe.kept_operands import Frees, KeptOperands, Part
+from octavo_torch.moe.recorded import Kept, RecordedMoe
+from octavo_torch.moe.saved import MoeContext, kept_by, scales_to_keep
+from octavo_torch.recording.recorded_pass import RecordedPass
+from octavo_torch.recording.tape import Tape
+
+_PIECE = 16
+
+_INT64, _FLOAT32 = torch.int64, torch.float32
+_stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
+Given = list[Tensor | None]
+"""The tensors that a pass reads or changes."""
+
+Scales = Sequence[Tensor | None]
+"""See `scales_to_keep`."""
+
+
+class MoeGradients(NamedTuple):
+    """The gradients of a MoE layer's operands; None for those that are not needed."""
+
+    x: Tensor | None
+    w1: Tensor | None
+    w2: Tensor | None
+    weights: Tensor | None
+    bias1: Tensor | None
+    bias2: Tensor | None
+
+
+def run_forward(
+    call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving
+) -> tuple[Tensor, Kept, RecordedMoe | None]:
+    """y [T, N], what backward reads, and the passes of such calls; None where the call's are composed."""
+    scales = scales_to_keep(call)
+    cast = _cast(choices, operands) if _may_be_recorded(call, choices) else None
+    given = None if cast is None else _given_to_forward(call, *cast, scales)
+    recorded = None if given is None else _kind_of(call, given)
+    if recorded is None or given is None or cast is None:
+        return (*_composed_forward(call, choices, operands, arriving, scales), None)
+    y: Tensor | None
+    if recorded.forward is None:
+        y, kept = _write_forward(recorded, call, given, *cast, scales)
+    else:
+        y, *tensors = recorded.forward.run(given, operands.x)
+        kept = recorded.kept._replace(tensors=tensors)
+    assert y is not None  # every forward returns it
+    originals = {id(cast[0]): choices, id(cast[1].weights): operands.weights}
+    kept = kept._replace(tensors=[originals.get(id(tensor), tensor) for tensor in kept.tensors])
+    return y, kept, None if recorded.composed else recorded
+
+
+def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> MoeGradients:
+    """The gradients. `tensors` are those that forward has saved."""
+    frees, recorded = Frees(ctx, tensors, dy), ctx.recorded
+    given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
+    if recorded is None or given is None:
+        return _composed_backward(ctx, tensors, dy, needs, frees)
+    kind = needs, dy.dtype
+    if kind not in recorded.backward:
+        return _write_backward(recorded, ctx, given, frees, needs)
+    written = recorded.backward[kind]
+    if written is None:
+        return _composed_backward(ctx, tensors, dy, needs, frees)
+    return MoeGradients(*written.run(given, dy, frees))  # type: ignore[arg-type]  # stops are a backward's parts
+
+
+def _may_be_recorded(call: MoeCall, choices: Tensor) -> bool:
+    moe = call.moe
+    return (
+        moe.recorder is not None
+        and is_plain(choices)
+        and choices.numel() > 0
+        and call.token_exchange is None
+        and call.room is None
+        and call.probes is None
+        and call.moves.backends == moe.backends
+    )
+
+
+def _cast(choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands]:
+    """The choices and their weights in the dtypes in which launches read them."""
+    weights = operands.weights
+    if weights.dtype is not _FLOAT32:
+        operands = operands._replace(weights=weights.to(_FLOAT32))
+    return choices.to(_INT64), operands
+
+
+def _given_to_forward(call: MoeCall, choices: Tensor, operands: MoeOperands, scales: Scales) -> Given | None:
+    """What the launches of a forward read or change; None where they would not read them as they are."""
+    return _direct(call, [choices, *operands, *scales, *_codes_of(call.fc1), *_codes_of(call.fc2)])
+
+
+def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Tensor) -> Given | None:
+    """The same of a backward: dy, what forward has saved, and delayed scaling's states."""
+    call = ctx.call
+    if call.fc1.target is not None or call.fc2.target is not None:
+        return None  # what becomes of a weight's gradient is not a launch alone
+    given: Given = [dy.contiguous(), *tensors]
+    for name, dtype in (("choices", _INT64), ("weights", _FLOAT32)):
+        saved = ctx.saved.get(name)
+        value = None if saved is None else tensors[saved.start]
+        if saved is not None and value is not None:
+            given[1 + saved.start] = value.to(dtype)
+    return _direct(call, given)
+
+
+def _codes_of(call: Call) -> Given:
+    """The planes of a weight that was quantized before the call; one that both directions share is there once."""
+    if call.w_codes is None:
+        return []
+    planes: list[Tensor | None] = [getattr(call.w_codes, name) for name in PLANES]
+    return [None if any(plane is other for other in planes[:place]) else plane for place, plane in enumerate(planes)]
+
+
+def _states_of(call: MoeCall) -> list[Tensor]:
+    states = [each.state for each in (call.fc1, call.fc2) if each.state is not None]
+    return [tensor for state in states for tensor in (state.scale, state.history)]
+
+
+def _direct(call: MoeCall, operands: Given) -> Given | None:
+    """The operands, and delayed scaling's states. None where kernels would read copies of them: they have to be plain
+    tensors, contiguous, and operands from a multiple of 16 bytes on."""
+    given = [*operands, *_states_of(call)]
+    for place, tensor in enumerate(given):
+        if tensor is not None and not (
+            is_plain(tensor)
+            and not _stands_for_another(tensor)
+            and tensor.is_contiguous()
+            and tensor.data_ptr() != 0
+            and (place >= len(operands) or tensor.data_ptr() % _PIECE == 0)
+        ):
+            return None
+    return given
+
+
+def _kind_of(call: MoeCall, given: Given) -> RecordedMoe | None:
+    """What is written down of such calls; None where they are composed, or the first of them has just come.
+
+    The first may be the last: of numbers of tokens that never repeat, writing down would not pay.
+    """
+    kind: Hashable = (
+        call.record, call.group_offset, call.fc1.w_codes is None, call.fc2.w_codes is None,
+        *[None if tensor is None else (tensor.shape, tensor.dtype) for tensor in given],
+    )  # fmt: skip
+    calls = call.moe.calls
+    recorded = calls.get(kind)
+    if recorded is None:
+        calls[kind] = RecordedMoe()
+        return None
+    return None if recorded.composed else recorded
+
+
+def _write_forward(
+    recorded: RecordedMoe, call: MoeCall, given: Given, choices: Tensor, operands: MoeOperands, scales: Scales
+) -> tuple[Tensor, Kept]:
+    assert call.moe.recorder is not None  # of a call that may be recorded
+    with Tape(call.moe.recorder, operands.x, given) as tape:
+        y, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
+    foreign = kept.reader is not None and kept.reader.backend not in call.moe.backends
+    recorded.forward = None if foreign else _written(tape, given, [y, *kept.tensors])
+    recorded.composed, recorded.kept = recorded.forward is None, kept._replace(tensors=())
+    return y, kept
+
+
+def _write_backward(recorded: RecordedMoe, ctx: MoeContext, given: Given, frees: Frees, needs: Needs) -> MoeGradients:
+    call = ctx.call
+    dy, *tensors = given[: len(given) - len(_states_of(call))]
+    assert call.moe.recorder is not None  # forward was written down
+    assert dy is not None  # of every backward
+    tape = Tape(call.moe.recorder, dy, given)
+
+    def done_with(part: Part) -> None:
+        tape.stop(part)
+        frees(part)
+
+    with tape:
+        found = _composed_backward(ctx, tensors, dy, needs, done_with)  # type: ignore[arg-type]  # as ctx.saved_tensors
+    recorded.backward[needs, dy.dtype] = _written(tape, given, found)
+    return found
+
+
+def _written(tape: Tape, given: Given, results: Sequence[Tensor | None]) -> RecordedPass | None:
+    """The pass that `tape` has written down; None where it cannot be run again."""
+    try:
+        return RecordedPass(tape, given, results)
+    except ValueError:
+        return None
+
+
+# ---- composed
+
+
+def _composed_forward(
+    call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving, scales: Scales
+) -> tuple[Tensor, Kept]:
+    result = forward(call, choices, operands, arriving)
+    return result.y, kept_by(call, choices, operands, result, scales)
+
+
+def _composed_backward(
+    ctx: MoeContext, tensors: Sequence[Tensor], dy: Tensor, needs: Needs, done_with: Callable[[Part], None]
+) -> MoeGradients:
+    """The gradients. `tensors` are those that forward has saved, and `done_with` is told of each when it was read."""
+    moves, token_exchange = ctx.call.moves, ctx.call.token_exchange
+    operands = KeptOperands(ctx, tensors, dy, done_with)
+    grads = gradients(ctx.call, needs, operands)
+    _, position, routed = operands.places
+    dprobs = _sum(grads.probs, grads.bias2_scales)
+    if dprobs is not None:
+        by_choice = moves.weights.combine_rows(dprobs[:, None], position.view(-1, 1), routed.view(-1, 1), None)
+        dprobs = by_choice.view(position.shape)
+        if token_exchange is not None:
+            dprobs = token_exchange.combine_weights(dprobs)
+    return MoeGradients(grads.x, grads.w1, grads.w2, dprobs, grads.bias1, grads.bias2)
+
+
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return first if second is None else second if first is None else first + second

@@ -1,0 +1,160 @@
+"""RecordedPass: a pass as its launches, and the arrays that they read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo_registry.contract.recording import Recorder
+from octavo_torch.recording.blocks import ALIGNMENT, Block, Lifetime, blocks_for
+from octavo_torch.recording.tape import Tape
+
+Uses = dict[int, tuple[int, int]]
+"""By the numbers of arrays, the first and the last launch that reads or writes it."""
+
+
+class _Result(NamedTuple):
+    """An array that the pass allocates and returns.
+
+    number     of the array
+    position   among the results
+    """
+
+    number: int
+    position: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class _Part(NamedTuple):
+    """Launches from `first` to before `end`.
+
+    results   are allocated before them, and so are the blocks that begin here
+    ends      numbers of the blocks that are freed after them
+    stop      the name of the stop that comes then; None behind the last part
+    """
+
+    first: int
+    end: int
+    results: list[_Result]
+    blocks: list[tuple[int, Block]]
+    ends: list[int]
+    stop: str | None
+
+
+class RecordedPass:
+    """A pass that a Tape has written down."""
+
+    def __init__(self, tape: Tape, given: Sequence[Tensor | None], results: Sequence[Tensor | None]) -> None:
+        """`given` and `results` are those of the pass that was written down. ValueError where `tape` refuses it, or a
+        result is neither given nor an array that a launch has written."""
+        if tape.refusal is not None:
+            raise ValueError(tape.refusal)
+        self._recorder: Recorder[Tensor] = tape.recorder
+        launches = tape.recorder.arrays()
+        uses = _uses(launches)
+        first_made = sum(tensor is not None for tensor in given)
+        self._made = len(tape.made)
+        self._count = len(results)
+        self._of_given, made = _sources(tape, given, results, first_made)
+        if not all(result.number in uses for result in made):
+            raise ValueError("no launch writes a result")
+        returned = {result.number for result in made}
+        scratch = [
+            Lifetime(number, *memory, *uses[number])
+            for number, memory in enumerate(tape.made, first_made)
+            if number in uses and number not in returned
+        ]
+        self._parts = _parts(len(launches), tape.stops, made, scratch, uses)
+
+    def run(
+        self, given: Sequence[Tensor | None], like: Tensor, at_stop: Callable[[str], None] | None = None
+    ) -> list[Tensor | None]:
+        """The results of the pass on `given`: tensors like those that it was written down for, and where they had None,
+        None.
+
+        like      a tensor on the device
+        at_stop   is called with the name of each stop
+        """
+        device, allocate, launch = like.device, torch.empty, self._recorder.run
+        addresses = [tensor.data_ptr() for tensor in given if tensor is not None]
+        addresses += [0] * self._made
+        results: list[Tensor | None] = [None] * self._count
+        for position, source in self._of_given:
+            results[position] = given[source]
+        memory: dict[int, Tensor] = {}
+        for first, end, made, blocks, ends, stop in self._parts:
+            for number, position, shape, dtype in made:
+                result = results[position] = allocate(shape, dtype=dtype, device=device)
+                addresses[number] = result.data_ptr()
+            for name, block in blocks:
+                memory[name] = allocate(block.size + ALIGNMENT, dtype=torch.uint8, device=device)
+                start = -(-memory[name].data_ptr() // ALIGNMENT) * ALIGNMENT
+                for number, offset in block.offsets:
+                    addresses[number] = start + offset
+            if first < end:
+                launch(addresses, like, first, end)
+            for name in ends:
+                del memory[name]
+            if stop is not None and at_stop is not None:
+                at_stop(stop)
+        return results
+
+
+def _uses(launches: Sequence[Sequence[int]]) -> Uses:
+    uses: Uses = {}
+    for launch, arrays in enumerate(launches):
+        for number in arrays:
+            uses[number] = uses.get(number, (launch, launch))[0], launch
+    return uses
+
+
+def _sources(
+    tape: Tape, given: Sequence[Tensor | None], results: Sequence[Tensor | None], first_made: int
+) -> tuple[list[tuple[int, int]], list[_Result]]:
+    """The positions of results that are given tensors, each with theirs; and the results that the pass has made."""
+    # of two allocations at one address the later one is still there
+    numbers = {memory.start: number for number, memory in enumerate(tape.made, first_made)}
+    places = {id(tensor): place for place, tensor in enumerate(given)}
+    of_given: list[tuple[int, int]] = []
+    made: list[_Result] = []
+    for position, tensor in enumerate(results):
+        if tensor is None:
+            continue
+        if id(tensor) in places:
+            of_given.append((position, places[id(tensor)]))
+            continue
+        number = numbers.pop(tensor.data_ptr(), None)
+        if number is None or not tensor.is_contiguous() or tensor.nbytes != tape.made[number - first_made].size:
+            raise ValueError("a result is not an array of its own")
+        made.append(_Result(number, position, tensor.shape, tensor.dtype))
+    return of_given, made
+
+
+def _parts(
+    launches: int,
+    stops: Sequence[tuple[str, int]],
+    results: Iterable[_Result],
+    scratch: Iterable[Lifetime],
+    uses: Uses,
+) -> list[_Part]:
+    every: list[tuple[str | None, int]] = [*stops, (None, launches)]
+    ends = [end for _, end in every]
+    blocks = list(enumerate(blocks_for(scratch, ends)))
+    parts: list[_Part] = []
+    for number, (stop, end) in enumerate(every):
+        first = parts[-1].end if parts else 0
+        parts.append(
+            _Part(
+                first,
+                end,
+                [result for result in results if first <= uses[result.number][0] < end],
+                [(name, block) for name, block in blocks if block.first_part == number],
+                [name for name, block in blocks if block.last_part == number],
+                stop,
+            )
+        )
+    return parts

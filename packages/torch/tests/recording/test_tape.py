@@ -1,0 +1,193 @@
+"""A pass that is written down, and run again on other arrays; and what cannot be."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from octavo_torch.recording.recorded_pass import RecordedPass
+from octavo_torch.recording.tape import Tape
+
+SIZE = 64
+Kernel = Callable[..., None]
+
+
+class Kernels:
+    """A recorder of launches that are Python functions of addresses: what a backend writes down of its own."""
+
+    active: Kernels | None = None
+
+    def __init__(self, like: Tensor) -> None:
+        self.refusal: str | None = None
+        self._named: list[tuple[int, int, int]] = []  # number, start, end
+        self._launches: list[tuple[Kernel, list[tuple[int, int]]]] = []
+        self._count = 0
+
+    def __enter__(self) -> Kernels:
+        Kernels.active = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        Kernels.active = None
+
+    def name(self, start: int, size: int, replaces: bool, /) -> None:
+        shared = [one for one in self._named if one[1] < start + size and start < one[2]]
+        if shared and not replaces:
+            raise ValueError("shares bytes")
+        self._named = [one for one in self._named if one not in shared]
+        self._named.append((self._count, start, start + size))
+        self._count += 1
+
+    def add(self, kernel: Kernel, addresses: Sequence[int]) -> None:
+        places = []
+        for address in addresses:
+            inside = [(number, address - start) for number, start, end in self._named if start <= address < end]
+            if not inside:
+                self.refusal = "an array has no number"
+                return
+            places += inside
+        self._launches.append((kernel, places))
+
+    def arrays(self) -> list[list[int]]:
+        return [[number for number, _ in places] for _, places in self._launches]
+
+    def run(self, addresses: list[int], like: Tensor, first: int, end: int, /) -> None:
+        for kernel, places in self._launches[first:end]:
+            kernel(*[addresses[number] + offset for number, offset in places])
+
+
+def launch(kernel: Kernel, *tensors: Tensor) -> None:
+    """Makes a launch, which the recorder that is listening writes down."""
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    if Kernels.active is not None:
+        Kernels.active.add(kernel, addresses)
+    kernel(*addresses)
+
+
+def _values(address: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_float * SIZE).from_address(address))
+
+
+def add(a: int, b: int, out: int) -> None:
+    _values(out)[:] = _values(a) + _values(b)
+
+
+def double(a: int, out: int) -> None:
+    _values(out)[:] = 2 * _values(a)
+
+
+def empty() -> Tensor:
+    return torch.empty(SIZE)
+
+
+def passed(x: Tensor, y: Tensor, stop: Callable[[str], None] = lambda name: None) -> tuple[Tensor, Tensor, Tensor]:
+    """2 (x + y) and 4 (x + y) + y, by way of arrays of its own, and y itself."""
+    total = empty()
+    launch(add, x, y, total)
+    twice = empty().view(8, 8)
+    launch(double, total, twice)
+    stop("total")
+    del total
+    again = torch.empty_like(twice)
+    launch(double, twice, again)
+    result = twice.new_empty(SIZE)
+    launch(add, again, y, result)
+    return twice, result, y
+
+
+def write(x: Tensor, y: Tensor) -> RecordedPass:
+    with Tape(Kernels, x, [x, None, y]) as tape:
+        results = passed(x, y, tape.stop)
+    return RecordedPass(tape, [x, None, y], [*results, None])
+
+
+def test_it_runs_on_other_arrays(rng: np.random.Generator) -> None:
+    """Results are fresh arrays with the shapes and values of the pass, given ones are returned as they are, None stays
+    None, and each stop comes when the launches before it were made."""
+    written = write(torch.randn(SIZE), torch.randn(SIZE))
+    for _ in range(3):
+        x, y = torch.randn(SIZE), torch.randn(SIZE)
+        expected = passed(x, y)
+        stops: list[str] = []
+        twice, result, same, nothing = written.run([x, None, y], x, stops.append)
+        assert twice is not None
+        assert result is not None
+        assert twice.shape == (8, 8)
+        assert torch.equal(twice, expected[0])
+        assert torch.equal(result, expected[1])
+        assert same is y
+        assert nothing is None
+        assert stops == ["total"]
+
+
+def test_memory_that_was_freed_is_another_array(rng: np.random.Generator) -> None:
+    """A pass frees an array, and the next one lies at its address: each launch reads the one that it was given."""
+    x = torch.randn(SIZE)
+    with Tape(Kernels, x, [x]) as tape:
+        first = empty()
+        address = first.data_ptr()
+        launch(double, x, first)
+        held = [empty() for _ in range(2)]
+        launch(double, first, held[0])
+        del first
+        others = [empty()]
+        while others[-1].data_ptr() != address and len(others) < 1000:
+            others.append(empty())
+        launch(add, held[0], x, others[-1])
+        launch(add, others[-1], x, held[1])
+    written = RecordedPass(tape, [x], [held[1]])
+    y = torch.randn(SIZE)
+    (found,) = written.run([y], y)
+    assert found is not None
+    assert torch.equal(found, 4 * y + y + y)
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("computes", "it calls aten.add"),
+        ("not given", "an array has no number"),
+        ("given twice", "shares bytes"),
+        ("a view", "not an array of its own"),
+        ("returned twice", "not an array of its own"),
+        ("never written", "no launch writes a result"),
+        ("elsewhere", "an array on meta"),
+    ],
+)
+def test_what_cannot_be_run_again_says_why(reason: str, says: str, rng: np.random.Generator) -> None:
+    """An operation of torch's own would be missing, and an array that nobody knows would be read where it was."""
+    x, y, hidden = (torch.randn(SIZE) for _ in range(3))
+    given = [x, x] if reason == "given twice" else [x, y]
+    with Tape(Kernels, x, given) as tape:
+        out = empty()
+        launch(double, hidden if reason == "not given" else x, out)
+        results = [out]
+        if reason == "computes":
+            results = [out + y]
+        if reason == "a view":
+            results = [out[:8]]
+        if reason == "returned twice":
+            results = [out, out.view(8, 8)]
+        if reason == "never written":
+            results = [empty()]
+        if reason == "elsewhere":
+            torch.empty(SIZE, device="meta")
+    with pytest.raises(ValueError, match=says):
+        RecordedPass(tape, given, results)
+
+
+def test_an_error_ends_the_writing(rng: np.random.Generator) -> None:
+    """An exception inside of the pass reaches the caller, and nothing is written down any longer."""
+    x = torch.randn(SIZE)
+    with pytest.raises(RuntimeError, match="of the pass"), Tape(Kernels, x, [x]):
+        raise RuntimeError("of the pass")
+    assert Kernels.active is None
+    torch.testing.assert_close(x + x, 2 * x, rtol=0, atol=0)
