@@ -22,6 +22,7 @@ RECIPES: dict[str, Recipe] = {name: recipe for name, recipe in PRESETS.items() i
     "fp8-delayed": DelayedScaling(history=4)
 }
 LEAVES = ("x", "weights", "w1", "w2")
+READ_AS_COPIES = ("x in rows apart",)
 DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
 
 
@@ -105,7 +106,7 @@ def test_later_calls_have_the_bits_of_the_first(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_may_differ_between_calls(device: str, rng: np.random.Generator) -> None:
+def test_what_may_differ_between_calls(device: str, rng: np.random.Generator, composed: list[str]) -> None:
     """Fewer gradients, dtypes of choices and weights, a dy whose rows stand apart, codes that were made before, no
     gradients at all, a second backward: each call has the bits of the first of its kind."""
     recipe = PRESETS["fp8-block"]
@@ -122,13 +123,18 @@ def test_what_may_differ_between_calls(device: str, rng: np.random.Generator) ->
         yield "weights in bf16", narrow, choices, dy, LEAVES
         yield "rows apart", given, choices, torch.randn(T, 2 * N, device=device).bfloat16()[:, ::2], LEAVES
         yield "one row for all", given, choices, torch.randn(1, N, device=device).bfloat16().expand(T, N), LEAVES
+        turned = {name: given[name].detach().mT.contiguous().mT.requires_grad_() for name in ("w1", "w2")}
+        yield "weights that lie transposed", given | turned, choices, dy, LEAVES
         apart = torch.randn(T, K + 16, device=device).bfloat16()[:, :K].requires_grad_()
         yield "x in rows apart", given | {"x": apart}, choices, dy, LEAVES
 
-    for _ in range(4):
+    for turn in range(4):
         for what, given, choices, dy, wanted in cases():
             expected = step(given, choices, dy, wanted, recipe=recipe, **of_a_new_kind())
+            composed.clear()
             assert_equal(step(given, choices, dy, wanted, recipe=recipe, **kind), expected, what)
+            if turn > 1:
+                assert (composed == []) == (what not in READ_AS_COPIES), what
             with torch.no_grad():
                 y = moe_mlp(choices=choices, backend=NATIVE, recipe=recipe, **given, **kind)
             assert torch.equal(y, expected[0]), what

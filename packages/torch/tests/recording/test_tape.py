@@ -89,7 +89,7 @@ def empty() -> Tensor:
 
 
 def passed(x: Tensor, y: Tensor, stop: Callable[[str], None] = lambda name: None) -> tuple[Tensor, Tensor, Tensor]:
-    """2 (x + y) and 4 (x + y) + y, by way of arrays of its own, and y itself."""
+    """2 (x + y), transposed, and 4 (x + y) + y, by way of arrays of its own, and y itself."""
     total = empty()
     launch(add, x, y, total)
     twice = empty().view(8, 8)
@@ -100,7 +100,7 @@ def passed(x: Tensor, y: Tensor, stop: Callable[[str], None] = lambda name: None
     launch(double, twice, again)
     result = twice.new_empty(SIZE)
     launch(add, again, y, result)
-    return twice, result, y
+    return twice.mT, result, y
 
 
 def write(x: Tensor, y: Tensor) -> RecordedPass:
@@ -120,7 +120,7 @@ def test_it_runs_on_other_arrays(rng: np.random.Generator) -> None:
         twice, result, same, nothing = written.run([x, None, y], x, stops.append)
         assert twice is not None
         assert result is not None
-        assert twice.shape == (8, 8)
+        assert (twice.shape, twice.stride()) == ((8, 8), (1, 8))
         assert torch.equal(twice, expected[0])
         assert torch.equal(result, expected[1])
         assert same is y
@@ -158,6 +158,7 @@ def test_memory_that_was_freed_is_another_array(rng: np.random.Generator) -> Non
         ("given twice", "shares bytes"),
         ("a view", "not an array of its own"),
         ("returned twice", "not an array of its own"),
+        ("expanded", "not an array of its own"),
         ("never written", "no launch writes a result"),
         ("elsewhere", "an array on meta"),
     ],
@@ -174,6 +175,8 @@ def test_what_cannot_be_run_again_says_why(reason: str, says: str, rng: np.rando
             results = [out + y]
         if reason == "a view":
             results = [out[:8]]
+        if reason == "expanded":
+            results = [out[:8].expand(8, 8)]
         if reason == "returned twice":
             results = [out, out.view(8, 8)]
         if reason == "never written":

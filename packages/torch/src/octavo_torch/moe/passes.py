@@ -140,18 +140,23 @@ def _states_of(call: MoeCall) -> list[Tensor]:
 
 def _direct(call: MoeCall, operands: Given) -> Given | None:
     """The operands, and delayed scaling's states. None where kernels would read copies of them: they have to be plain
-    tensors, contiguous, and operands from a multiple of 16 bytes on."""
+    tensors, contiguous or weights of which the plan knows that they lie transposed, and operands from a multiple of 16
+    bytes on."""
     given = [*operands, *_states_of(call)]
     for place, tensor in enumerate(given):
         if tensor is not None and not (
             is_plain(tensor)
             and not _stands_for_another(tensor)
-            and tensor.is_contiguous()
+            and (tensor.is_contiguous() or _lies_transposed(tensor))
             and tensor.data_ptr() != 0
             and (place >= len(operands) or tensor.data_ptr() % _PIECE == 0)
         ):
             return None
     return given
+
+
+def _lies_transposed(tensor: Tensor) -> bool:
+    return tensor.dim() == 3 and tensor.mT.is_contiguous()
 
 
 def _kind_of(call: MoeCall, given: Given) -> RecordedMoe | None:

@@ -21,11 +21,13 @@ class _Result(NamedTuple):
 
     number     of the array
     position   among the results
+    stride     of one that lies transposed; None: it is contiguous
     """
 
     number: int
     position: int
     shape: torch.Size
+    stride: tuple[int, ...] | None
     dtype: torch.dtype
 
 
@@ -87,8 +89,12 @@ class RecordedPass:
             results[position] = given[source]
         memory: dict[int, Tensor] = {}
         for first, end, made, blocks, ends, stop in self._parts:
-            for number, position, shape, dtype in made:
-                result = results[position] = allocate(shape, dtype=dtype, device=device)
+            for number, position, shape, stride, dtype in made:
+                if stride is None:
+                    result = allocate(shape, dtype=dtype, device=device)
+                else:
+                    result = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+                results[position] = result
                 addresses[number] = result.data_ptr()
             for name, block in blocks:
                 memory[name] = allocate(block.size + ALIGNMENT, dtype=torch.uint8, device=device)
@@ -128,9 +134,11 @@ def _sources(
             of_given.append((position, places[id(tensor)]))
             continue
         number = numbers.pop(tensor.data_ptr(), None)
-        if number is None or not tensor.is_contiguous() or tensor.nbytes != tape.made[number - first_made].size:
+        stride = None if tensor.is_contiguous() else tensor.stride()
+        dense = stride is None or tensor.mT.is_contiguous()
+        if number is None or not dense or tensor.nbytes != tape.made[number - first_made].size:
             raise ValueError("a result is not an array of its own")
-        made.append(_Result(number, position, tensor.shape, tensor.dtype))
+        made.append(_Result(number, position, tensor.shape, stride, tensor.dtype))
     return of_given, made
 
 
