@@ -60,8 +60,8 @@ def composed(given: dict[str, Tensor], how: dict[str, Any]) -> Tensor:
 
 
 def measure(call: Callable[[], Tensor], leaves: list[Tensor], dy: Tensor) -> tuple[dict[str, int], list[Tensor]]:
-    """Bytes of a step that is not the first, and its results."""
-    for _ in range(2):
+    """Bytes of the third step, from which on passes are run again that the second has written down, and its results."""
+    for _ in range(3):
         y = result = None
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -111,9 +111,9 @@ def ways_of(given: dict[str, Tensor], sonic: Any) -> Iterator[tuple[str, Way]]:
 
 
 def step_bytes(way: Way, dy: Tensor) -> tuple[dict[str, int], list[Tensor]]:
-    """Bytes of a step that is not the first, and its results."""
+    """Bytes of the third step, from which on passes are run again that the second has written down, and its results."""
     call, leaves = way
-    for _ in range(2):
+    for _ in range(3):
         y = grads = None
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
