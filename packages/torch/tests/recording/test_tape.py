@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo_torch.recording import recorded_pass
 from octavo_torch.recording.recorded_pass import RecordedPass
 from octavo_torch.recording.tape import Tape
 
@@ -126,6 +128,47 @@ def test_it_runs_on_other_arrays(rng: np.random.Generator) -> None:
         assert same is y
         assert nothing is None
         assert stops == ["total"]
+
+
+def test_large_arrays_are_there_for_the_launches_that_use_them(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is allocated before its first launch and freed after its last, so that as much is held at once as by the
+    pass itself; stops come where they came, also before the first launch and after the last one."""
+    monkeypatch.setattr(recorded_pass, "SMALL", 1)
+    x = torch.randn(SIZE)
+    with Tape(Kernels, x, [x]) as tape:
+        tape.stop("before")
+        first, second = empty(), empty()
+        launch(double, x, first)
+        launch(double, first, second)
+        del first
+        tape.stop("between")
+        third = empty()
+        launch(add, second, x, third)
+        del second
+        result = empty()
+        launch(double, third, result)
+        tape.stop("after")
+    written = RecordedPass(tape, [x], [result])
+    held: list[int] = []
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    real = torch.empty
+
+    def counted(*size: int, **options: torch.dtype) -> Tensor:
+        made = real(*size, **options)  # type: ignore[call-overload]
+        alive.add(made)
+        # the block of small arrays, of which there are none, is there all the time
+        held.append(len(alive) - 1)
+        return made
+
+    monkeypatch.setattr(torch, "empty", counted)
+    stops: list[str] = []
+    (found,) = written.run([x], x, stops.append)
+    assert found is not None
+    assert torch.equal(found, 2 * (4 * x + x))
+    assert stops == ["before", "between", "after"]
+    assert max(held) == 2
 
 
 def test_memory_that_was_freed_is_another_array(rng: np.random.Generator) -> None:

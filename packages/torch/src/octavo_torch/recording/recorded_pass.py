@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from octavo_registry.contract.recording import Recorder
-from octavo_torch.recording.blocks import ALIGNMENT, Block, Lifetime, blocks_for
+from octavo_torch.recording.lifetimes import ALIGNMENT, SMALL, Lifetime, block_of
 from octavo_torch.recording.tape import Tape
 
 Uses = dict[int, tuple[int, int]]
@@ -34,21 +35,25 @@ class _Result(NamedTuple):
 class _Part(NamedTuple):
     """Launches from `first` to before `end`.
 
-    results   are allocated before them, and so are the blocks that begin here
-    ends      numbers of the blocks that are freed after them
-    stop      the name of the stop that comes then; None behind the last part
+    results   are allocated before them, and so are the arrays that `begin`, which nobody gets
+    ended     numbers of such arrays that are freed after them
+    stops     the names of the stops that come then
     """
 
     first: int
     end: int
     results: list[_Result]
-    blocks: list[tuple[int, Block]]
-    ends: list[int]
-    stop: str | None
+    begin: list[Lifetime]
+    ended: list[int]
+    stops: list[str]
 
 
 class RecordedPass:
-    """A pass that a Tape has written down."""
+    """A pass that a Tape has written down.
+
+    A large array is allocated before the first launch that uses it, and freed after the last one; small ones that
+    nobody gets share a block.
+    """
 
     def __init__(self, tape: Tape, given: Sequence[Tensor | None], results: Sequence[Tensor | None]) -> None:
         """`given` and `results` are those of the pass that was written down. ValueError where `tape` refuses it, or a
@@ -70,7 +75,12 @@ class RecordedPass:
             for number, memory in enumerate(tape.made, first_made)
             if number in uses and number not in returned
         ]
-        self._parts = _parts(len(launches), tape.stops, made, scratch, uses)
+        self._block = block_of(array for array in scratch if array.size < SMALL)
+        first_uses = {
+            result: uses[result.number][0] if tape.made[result.number - first_made].size >= SMALL else 0
+            for result in made
+        }
+        self._parts = _parts(len(launches), tape.stops, first_uses, [each for each in scratch if each.size >= SMALL])
 
     def run(
         self, given: Sequence[Tensor | None], like: Tensor, at_stop: Callable[[str], None] | None = None
@@ -88,7 +98,11 @@ class RecordedPass:
         for position, source in self._of_given:
             results[position] = given[source]
         memory: dict[int, Tensor] = {}
-        for first, end, made, blocks, ends, stop in self._parts:
+        small = _bytes(self._block.size, device)
+        start = _aligned(small)
+        for number, offset in self._block.offsets:
+            addresses[number] = start + offset
+        for first, end, made, begin, ended, stops in self._parts:
             for number, position, shape, stride, dtype in made:
                 if stride is None:
                     result = allocate(shape, dtype=dtype, device=device)
@@ -96,18 +110,25 @@ class RecordedPass:
                     result = torch.empty_strided(shape, stride, dtype=dtype, device=device)
                 results[position] = result
                 addresses[number] = result.data_ptr()
-            for name, block in blocks:
-                memory[name] = allocate(block.size + ALIGNMENT, dtype=torch.uint8, device=device)
-                start = -(-memory[name].data_ptr() // ALIGNMENT) * ALIGNMENT
-                for number, offset in block.offsets:
-                    addresses[number] = start + offset
-            if first < end:
-                launch(addresses, like, first, end)
-            for name in ends:
-                del memory[name]
-            if stop is not None and at_stop is not None:
-                at_stop(stop)
+            for array in begin:
+                own = memory[array.number] = _bytes(array.size, device)
+                addresses[array.number] = _aligned(own) + array.remainder
+            launch(addresses, like, first, end)
+            for number in ended:
+                del memory[number]
+            for stop in stops:
+                if at_stop is not None:
+                    at_stop(stop)
         return results
+
+
+def _bytes(size: int, device: torch.device) -> Tensor:
+    """Memory in which so many bytes begin at a multiple of ALIGNMENT, or at any remainder by it."""
+    return torch.empty(size + 2 * ALIGNMENT, dtype=torch.uint8, device=device)
+
+
+def _aligned(memory: Tensor) -> int:
+    return -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
 
 
 def _uses(launches: Sequence[Sequence[int]]) -> Uses:
@@ -143,26 +164,24 @@ def _sources(
 
 
 def _parts(
-    launches: int,
-    stops: Sequence[tuple[str, int]],
-    results: Iterable[_Result],
-    scratch: Iterable[Lifetime],
-    uses: Uses,
+    launches: int, stops: Sequence[tuple[str, int]], results: Mapping[_Result, int], large: Sequence[Lifetime]
 ) -> list[_Part]:
-    every: list[tuple[str | None, int]] = [*stops, (None, launches)]
-    ends = [end for _, end in every]
-    blocks = list(enumerate(blocks_for(scratch, ends)))
-    parts: list[_Part] = []
-    for number, (stop, end) in enumerate(every):
-        first = parts[-1].end if parts else 0
-        parts.append(
-            _Part(
-                first,
-                end,
-                [result for result in results if first <= uses[result.number][0] < end],
-                [(name, block) for name, block in blocks if block.first_part == number],
-                [name for name, block in blocks if block.last_part == number],
-                stop,
-            )
+    """The parts of a pass: one ends where a large array begins or ends, and where there is a stop.
+
+    results   each with the number of the launch before which it is allocated
+    """
+    # before the first launch there is nothing to do for a stop that the end of its part cannot do
+    places = [(name, max(1, place)) for name, place in stops]
+    ends = {launches, *results.values(), *(array.first for array in large), *(array.last + 1 for array in large)}
+    ends |= {place for _, place in places}
+    return [
+        _Part(
+            first,
+            end,
+            [result for result, before in results.items() if before == first],
+            [array for array in large if array.first == first],
+            [array.number for array in large if array.last + 1 == end],
+            [name for name, place in places if place == end],
         )
-    return parts
+        for first, end in pairwise(sorted({0, *ends}))
+    ]
