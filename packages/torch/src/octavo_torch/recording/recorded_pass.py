@@ -111,8 +111,9 @@ class RecordedPass:
                 results[position] = result
                 addresses[number] = result.data_ptr()
             for array in begin:
-                own = memory[array.number] = _bytes(array.size, device)
-                addresses[array.number] = _aligned(own) + array.remainder
+                # nothing but `memory` may hold them
+                memory[array.number] = _bytes(array.size, device)
+                addresses[array.number] = _aligned(memory[array.number]) + array.remainder
             launch(addresses, like, first, end)
             for number in ended:
                 del memory[number]
