@@ -168,6 +168,27 @@ def test_calls_whose_sizes_never_repeat_are_not_written_down(
         moe_mlp(choices=choices[:tokens], backend=NATIVE, recipe="fp8-block", **part, **kind).sum().backward()
 
 
+def test_a_backward_that_is_compiled(rng: np.random.Generator) -> None:
+    """Compiled autograd traces the backward of each eager forward, of one that is written down and of one that is run
+    again, too: it is composed there, with the same bits, whether or not an eager backward was written down before."""
+    from torch._dynamo import compiled_autograd
+
+    for eager_before in (0, 2):
+        kind = of_a_new_kind()
+        for number in range(eager_before + 3):
+            given, choices = draw(rng, "cpu")
+            dy = torch.randn(T, N).bfloat16()
+            expected = step(given, choices, dy, recipe="fp8-block", **of_a_new_kind())
+            y = moe_mlp(choices=choices, backend=NATIVE, recipe="fp8-block", **given, **kind)
+            if number < eager_before:
+                y.backward(dy)
+            else:
+                with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+                    y.backward(dy)
+            assert_equal([y, *[given[name].grad for name in LEAVES]], expected, (eager_before, number))
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("reason", ["room", "main_grad", "biases", "seeds"])
 def test_what_is_more_than_launches_is_composed(
     reason: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, composed: list[str]
