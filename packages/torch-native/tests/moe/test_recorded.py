@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 from octavo import PRESETS, DelayedScaling, Recipe
 from octavo_torch import DelayedState, MoE, Room, moe_mlp, quantize_weight
 from octavo_torch.moe import passes
+from octavo_torch.moe.recorded import RecordedMoe
 
 T, C, G, K, F, N = 61, 3, 5, 144, 112, 80
 NATIVE = "torch-native"
@@ -166,6 +169,33 @@ def test_calls_whose_sizes_never_repeat_are_not_written_down(
     for tokens in range(1, 9):
         part = given | {name: given[name][:tokens] for name in ("x", "weights")}
         moe_mlp(choices=choices[:tokens], backend=NATIVE, recipe="fp8-block", **part, **kind).sum().backward()
+
+
+def test_another_thread_may_call_while_a_pass_is_written_down(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call of the same kind, made as soon as anything of the recording is there, has the bits of a composed one."""
+    other, choices = draw(rng, "cpu")
+    kind, recipe = of_a_new_kind(), PRESETS["fp8-block"]
+    expected = step(other, choices, torch.ones(T, N).bfloat16(), recipe=recipe, **of_a_new_kind())
+    found: list[Any] = []
+    with ThreadPoolExecutor(1) as thread:
+
+        class Watched(RecordedMoe):
+            def __setattr__(self, name: str, value: object) -> None:
+                super().__setattr__(name, value)
+                if name != "backward" and get_ident() == main:
+                    dy = torch.ones(T, N).bfloat16()
+                    found.append(thread.submit(step, other, choices, dy, recipe=recipe, **kind).result())
+
+        main = get_ident()
+        monkeypatch.setattr(passes, "RecordedMoe", Watched)
+        for _ in range(3):
+            given, elsewhere = draw(rng, "cpu")
+            step(given, elsewhere, torch.randn(T, N).bfloat16(), recipe=recipe, **kind)
+    assert len(found) > 3
+    for number, results in enumerate(found):
+        assert_equal(results, expected, number)
 
 
 def test_a_backward_that_is_compiled(rng: np.random.Generator) -> None:

@@ -59,10 +59,11 @@ def run_forward(
     if recorded is None or given is None or cast is None:
         return (*_composed_forward(call, choices, operands, arriving, scales), None)
     y: Tensor | None
-    if recorded.forward is None:
+    written = recorded.forward
+    if written is None:
         y, kept = _write_forward(recorded, call, given, *cast, scales)
     else:
-        y, *tensors = recorded.forward.run(given, operands.x)
+        y, *tensors = written.run(given, operands.x)
         kept = recorded.kept._replace(tensors=tensors)
     assert y is not None  # every forward returns it
     originals = {id(cast[0]): choices, id(cast[1].weights): operands.weights}
@@ -178,8 +179,9 @@ def _write_forward(
     with Tape(call.moe.recorder, operands.x, given) as tape:
         y, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
     foreign = kept.reader is not None and kept.reader.backend not in call.moe.backends
-    recorded.forward = None if foreign else _written(tape, given, [y, *kept.tensors])
-    recorded.composed, recorded.kept = recorded.forward is None, kept._replace(tensors=())
+    written = None if foreign else _written(tape, given, [y, *kept.tensors])
+    recorded.composed, recorded.kept = written is None, kept._replace(tensors=())
+    recorded.forward = written  # last, because from now on another thread may run it
     return y, kept
 
 
