@@ -96,6 +96,7 @@ def test_later_calls_have_the_bits_of_the_first(
         dy = torch.randn(T, N, device=device).bfloat16()
         how: dict[str, Any] = {"recipe": recipe, "form": form, "weight_codes": "remake" if number == 3 else "keep"}
         expected = step(given, choices, dy, **how, **of_a_new_kind(), state=theirs)
+        versions = [state.history._version for state in ours or ()]
         composed.clear()
         assert_equal(step(given, choices, dy, **how, **kind, state=ours), expected, number)
         # the second call is composed, too, while it is written down; "remake" is a kind of its own
@@ -103,6 +104,7 @@ def test_later_calls_have_the_bits_of_the_first(
         if ours is not None and theirs is not None:
             for mine, other in zip(ours, theirs, strict=True):
                 assert torch.equal(mine.history, other.history)
+                assert mine.history._version > versions.pop(0), "autograd would not see that it has changed"
                 for state in (mine, other):
                     state.update()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.call import Call
+from octavo_torch.linear.prepare import mark_written
 from octavo_torch.mlp.gradients import Needs, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import Arriving, forward
@@ -64,6 +65,7 @@ def run_forward(
         y, kept = _write_forward(recorded, call, given, *cast, scales)
     else:
         y, *tensors = written.run(given, operands.x)
+        _mark_states(call)
         kept = recorded.kept._replace(tensors=tensors)
     assert y is not None  # every forward returns it
     originals = {id(cast[0]): choices, id(cast[1].weights): operands.weights}
@@ -83,7 +85,9 @@ def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs
     written = recorded.backward[kind]
     if written is None:
         return _composed_backward(ctx, tensors, dy, needs, frees)
-    return MoeGradients(*written.run(given, dy, frees))  # type: ignore[arg-type]  # stops are a backward's parts
+    found = written.run(given, dy, frees)  # type: ignore[arg-type]  # stops are a backward's parts
+    _mark_states(ctx.call)
+    return MoeGradients(*found)
 
 
 def _may_be_recorded(call: MoeCall, choices: Tensor) -> bool:
@@ -137,6 +141,13 @@ def _codes_of(call: Call) -> Given:
 def _states_of(call: MoeCall) -> list[Tensor]:
     states = [each.state for each in (call.fc1, call.fc2) if each.state is not None]
     return [tensor for state in states for tensor in (state.scale, state.history)]
+
+
+def _mark_states(call: MoeCall) -> None:
+    """Notes for autograd that launches have changed delayed scaling's states, as `DelayedState.record` does."""
+    if call.record:
+        for each in (call.fc1, call.fc2):
+            mark_written(None if each.state is None else each.state.history)
 
 
 def _direct(call: MoeCall, operands: Given) -> Given | None:
