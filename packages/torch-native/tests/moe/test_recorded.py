@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 from octavo import PRESETS, DelayedScaling, Recipe
 from octavo_torch import DelayedState, MoE, Room, moe_mlp, quantize_weight
 from octavo_torch.moe import passes
+from octavo_torch.moe.recorded import RecordedMoe
 from octavo_torch.recording import recorded_pass
 
 T, C, G, K, F, N = 61, 3, 5, 144, 112, 80
@@ -102,6 +105,7 @@ def test_later_calls_have_the_bits_of_the_first(
         dy = torch.randn(T, N, device=device).bfloat16()
         how: dict[str, Any] = {"recipe": recipe, "form": form, "weight_codes": "remake" if number == 3 else "keep"}
         expected = step(given, choices, dy, **how, **of_a_new_kind(), state=theirs)
+        versions = [state.history._version for state in ours or ()]
         composed.clear()
         assert_equal(step(given, choices, dy, **how, **kind, state=ours), expected, number)
         # the second call is composed, too, while it is written down; "remake" is a kind of its own
@@ -109,6 +113,7 @@ def test_later_calls_have_the_bits_of_the_first(
         if ours is not None and theirs is not None:
             for mine, other in zip(ours, theirs, strict=True):
                 assert torch.equal(mine.history, other.history)
+                assert mine.history._version > versions.pop(0), "autograd would not see that it has changed"
                 for state in (mine, other):
                     state.update()
 
@@ -180,6 +185,54 @@ def test_calls_whose_sizes_never_repeat_are_not_written_down(
     for tokens in range(1, 9):
         part = given | {name: given[name][:tokens] for name in ("x", "weights")}
         moe_mlp(choices=choices[:tokens], backend=NATIVE, recipe="fp8-block", **part, **kind).sum().backward()
+
+
+def test_another_thread_may_call_while_a_pass_is_written_down(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call of the same kind, made as soon as anything of the recording is there, has the bits of a composed one."""
+    other, choices = draw(rng, "cpu")
+    kind, recipe = of_a_new_kind(), PRESETS["fp8-block"]
+    expected = step(other, choices, torch.ones(T, N).bfloat16(), recipe=recipe, **of_a_new_kind())
+    found: list[Any] = []
+    with ThreadPoolExecutor(1) as thread:
+
+        class Watched(RecordedMoe):
+            def __setattr__(self, name: str, value: object) -> None:
+                super().__setattr__(name, value)
+                if name != "backward" and get_ident() == main:
+                    dy = torch.ones(T, N).bfloat16()
+                    found.append(thread.submit(step, other, choices, dy, recipe=recipe, **kind).result())
+
+        main = get_ident()
+        monkeypatch.setattr(passes, "RecordedMoe", Watched)
+        for _ in range(3):
+            given, elsewhere = draw(rng, "cpu")
+            step(given, elsewhere, torch.randn(T, N).bfloat16(), recipe=recipe, **kind)
+    assert len(found) > 3
+    for number, results in enumerate(found):
+        assert_equal(results, expected, number)
+
+
+def test_a_backward_that_is_compiled(rng: np.random.Generator) -> None:
+    """Compiled autograd traces the backward of each eager forward, of one that is written down and of one that is run
+    again, too: it is composed there, with the same bits, whether or not an eager backward was written down before."""
+    from torch._dynamo import compiled_autograd
+
+    for eager_before in (0, 2):
+        kind = of_a_new_kind()
+        for number in range(eager_before + 3):
+            given, choices = draw(rng, "cpu")
+            dy = torch.randn(T, N).bfloat16()
+            expected = step(given, choices, dy, recipe="fp8-block", **of_a_new_kind())
+            y = moe_mlp(choices=choices, backend=NATIVE, recipe="fp8-block", **given, **kind)
+            if number < eager_before:
+                y.backward(dy)
+            else:
+                with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")):
+                    y.backward(dy)
+            assert_equal([y, *[given[name].grad for name in LEAVES]], expected, (eager_before, number))
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("reason", ["room", "main_grad", "biases", "seeds"])

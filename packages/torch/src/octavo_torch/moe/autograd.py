@@ -18,6 +18,7 @@ from torch import Tensor
 from octavo_torch.autograd.gradients import cast_gradients, dtypes_of, needed_gradients
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
+from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.mlp.gradients import Needs, check_whole
@@ -25,6 +26,8 @@ from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import arrive
 from octavo_torch.moe.passes import run_backward, run_forward
 from octavo_torch.moe.saved import MoeContext
+
+_is_compiling = torch.compiler.is_compiling
 
 
 class MoeFunction(FirstOrderFunction):
@@ -63,6 +66,10 @@ class MoeFunction(FirstOrderFunction):
             return (None, None, *contexts.run_backward(_backward, ctx, dy))
 
 
+# compiled autograd traces the backward of a forward that was eager, and what it traces has no addresses
+_beside_graph = torch.compiler.disable(run_backward)  # type: ignore[no-untyped-call]
+
+
 def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     need_x, need_w1, need_w2, need_weights, need_b1, need_b2, later = needed_gradients(
         ctx, ctx.needs_input_grad[2:], dy
@@ -71,7 +78,8 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     of_bias2 = need_weights and ctx.dtypes[5] is not None
     needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
     check_whole(ctx.freed)
-    return cast_gradients((*run_backward(ctx, saved_tensors(ctx), dy, needs), None), ctx.dtypes)
+    run = _beside_graph if _is_compiling() and is_plain(dy) else run_backward
+    return cast_gradients((*run(ctx, saved_tensors(ctx), dy, needs), None), ctx.dtypes)
 
 
 moe_function: Callable[..., Tensor] = MoeFunction.apply

@@ -16,6 +16,7 @@ from torch import Tensor
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.call import Call
+from octavo_torch.linear.prepare import mark_written
 from octavo_torch.mlp.gradients import Needs, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import Arriving, forward
@@ -59,10 +60,12 @@ def run_forward(
     if recorded is None or given is None or cast is None:
         return (*_composed_forward(call, choices, operands, arriving, scales), None)
     y: Tensor | None
-    if recorded.forward is None:
+    written = recorded.forward
+    if written is None:
         y, kept = _write_forward(recorded, call, given, *cast, scales)
     else:
-        y, *tensors = recorded.forward.run(given, operands.x)
+        y, *tensors = written.run(given, operands.x)
+        _mark_states(call)
         kept = recorded.kept._replace(tensors=tensors)
     assert y is not None  # every forward returns it
     originals = {id(cast[0]): choices, id(cast[1].weights): operands.weights}
@@ -82,7 +85,9 @@ def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs
     written = recorded.backward[kind]
     if written is None:
         return _composed_backward(ctx, tensors, dy, needs, frees)
-    return MoeGradients(*written.run(given, dy, frees))  # type: ignore[arg-type]  # stops are a backward's parts
+    found = written.run(given, dy, frees)  # type: ignore[arg-type]  # stops are a backward's parts
+    _mark_states(ctx.call)
+    return MoeGradients(*found)
 
 
 def _may_be_recorded(call: MoeCall, choices: Tensor) -> bool:
@@ -138,6 +143,13 @@ def _states_of(call: MoeCall) -> list[Tensor]:
     return [tensor for state in states for tensor in (state.scale, state.history)]
 
 
+def _mark_states(call: MoeCall) -> None:
+    """Notes for autograd that launches have changed delayed scaling's states, as `DelayedState.record` does."""
+    if call.record:
+        for each in (call.fc1, call.fc2):
+            mark_written(None if each.state is None else each.state.history)
+
+
 def _direct(call: MoeCall, operands: Given) -> Given | None:
     """The operands, and delayed scaling's states. None where kernels would read copies of them: they have to be plain
     tensors, contiguous or weights of which the plan knows that they lie transposed, and operands from a multiple of 16
@@ -183,8 +195,9 @@ def _write_forward(
     with Tape(call.moe.recorder, operands.x, given) as tape:
         y, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
     foreign = kept.reader is not None and kept.reader.backend not in call.moe.backends
-    recorded.forward = None if foreign else _written(tape, given, [y, *kept.tensors])
-    recorded.composed, recorded.kept = recorded.forward is None, kept._replace(tensors=())
+    written = None if foreign else _written(tape, given, [y, *kept.tensors])
+    recorded.composed, recorded.kept = written is None, kept._replace(tensors=())
+    recorded.forward = written  # last, because from now on another thread may run it
     return y, kept
 
 
