@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
 
 from octavo_registry.contract.cards import Activation
+from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.linear.call import Call, Options
 from octavo_torch.linear.contexts import unwrapped_state
-from octavo_torch.linear.prepare import Parameters, anchor_of, resolve_weight
+from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, resolve_weight
 from octavo_torch.mlp.plan import MlpPlan
+from octavo_torch.recording.calls import Given, shapes_of
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
@@ -118,6 +120,36 @@ class MlpCall(Options):
         """Inside of a transform: `unwrapped_state` of both. What is not a pair of states is refused later."""
         if isinstance(self.states, tuple) and len(self.states) == 2:
             self.states = unwrapped_state(self.states[0]), unwrapped_state(self.states[1])
+
+    def prepare_sizes(self, sizes: Tensor, rows: int, like: Tensor) -> None:
+        """Sets the sizes in the calls of both layers, prepared where the plan prepares them."""
+        prepare = self.plan.prepare
+        self.fc1.sizes = self.fc2.sizes = sizes if prepare is None else prepare(sizes, rows, like)
+
+    def codes_given(self) -> list[Tensor | None]:
+        """The planes of weights that were quantized before the call; one that both directions share is there once."""
+        given: list[Tensor | None] = []
+        for codes in (self.fc1.w_codes, self.fc2.w_codes):
+            planes: list[Tensor | None] = [] if codes is None else [getattr(codes, name) for name in PLANES]
+            given += [
+                None if any(plane is other for other in planes[:place]) else plane for place, plane in enumerate(planes)
+            ]
+        return given
+
+    def state_tensors(self) -> list[Tensor]:
+        """Delayed scaling's scales and histories."""
+        states = [each.state for each in (self.fc1, self.fc2) if each.state is not None]
+        return [tensor for state in states for tensor in (state.scale, state.history)]
+
+    def kind(self, given: Given) -> Hashable:
+        """What, with the plan, decides about the launches of a forward and of its backward on `given`."""
+        return self.record, self.group_offset, self.fc1.w_codes is None, self.fc2.w_codes is None, *shapes_of(given)
+
+    def mark_states(self) -> None:
+        """Notes for autograd that launches have changed delayed scaling's states, as `DelayedState.record` does."""
+        if self.record:
+            for each in (self.fc1, self.fc2):
+                mark_written(None if each.state is None else each.state.history)
 
     def seeds(self, read: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
         """The seeds of fc1 and of fc2. `read` reads a SeedCounter: `current` in the forward, `take` in the backward."""

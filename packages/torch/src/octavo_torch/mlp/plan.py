@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from octavo import Recipe
+from octavo_registry.contract import Plan
 from octavo_registry.contract.cards import Activation
+from octavo_registry.contract.recording import MakeRecorder
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.weight_order import order_of
+from octavo_torch.autograd.saved import Saved
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.layers import layer_for
@@ -18,6 +22,7 @@ from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.dispatch.recipes import with_output_dtype
 from octavo_torch.memo import Memo
 from octavo_torch.quantizers.fused import Fused, activation_quantizer, gradient_quantizer
+from octavo_torch.recording.calls import Kinds
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,24 @@ class MlpPlan:
     fc1, fc2    the two layers. fc1's result has x's dtype, whatever the recipe's output_dtype
     act, dact   the quantizers around the activation: fused with it, or composed
     prepare     prepares group sizes for everything here; None: they are taken as they are
+    recorder    writes down the launches of a pass; None where backends are several, or the one has none, or a pass does
+                more than to launch: draws seeds, or computes an activation by torch's operations
+    calls       the passes of calls that are written down
     """
 
-    __slots__ = ("_interleaved", "_leaving", "act", "activation", "dact", "fc1", "fc2", "prepare", "recipe")
+    __slots__ = (
+        "_interleaved",
+        "_leaving",
+        "act",
+        "activation",
+        "calls",
+        "dact",
+        "fc1",
+        "fc2",
+        "prepare",
+        "recipe",
+        "recorder",
+    )
 
     def __init__(self, recipe: Recipe, activation: Activation, fc1: Layer, fc2: Layer) -> None:
         self.recipe, self.activation, self.fc1, self.fc2 = recipe, activation, fc1, fc2
@@ -50,6 +70,15 @@ class MlpPlan:
         self.prepare = shared_prepare([fc1.prepare, fc2.prepare, *fused])
         self._leaving: dict[int, MlpPlan] = {}
         self._interleaved: dict[int, MlpPlan] = {}
+        self.recorder = self._recorder()
+        self.calls: Kinds[dict[str, Saved]] = Kinds()
+
+    def _recorder(self) -> MakeRecorder[Tensor] | None:
+        fc1, fc2 = self.fc1, self.fc2
+        alone = len({plan.backend for plan in plans_of(self)}) == 1
+        if not alone or fc1.needs_seed or fc2.needs_seed or any(part.plan is None for part in self.fused.values()):
+            return None
+        return fc1.plan.fprop.bound.recorder
 
     def leaving(self, multiprocessors: int) -> MlpPlan:
         """A copy whose GEMMs leave so many multiprocessors free, see Room; self on a CPU, and for 0."""
@@ -82,6 +111,14 @@ class MlpPlan:
         if "gradient" in self.fused:
             lines.append(f"{self.activation}'s gradient + bias gradient{_quantize(self.dact)}: {self.dact}")
         return "\n".join([*lines, "fc2", *_indented(self.fc2.plan)])
+
+
+def plans_of(plan: MlpPlan) -> Iterator[Plan]:
+    """The registry's plans of everything that the MLP runs."""
+    for layer in (plan.fc1, plan.fc2):
+        yield from layer.needed.values()
+        yield from layer.quantizers.values()
+    yield from (part.plan for part in (plan.act, plan.dact) if part.plan is not None)
 
 
 def _quantize(part: Fused) -> str:

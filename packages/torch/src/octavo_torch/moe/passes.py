@@ -7,32 +7,23 @@ ones make its launches on their own arrays, in a native call or a few.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.linear.call import Call
-from octavo_torch.linear.prepare import mark_written
 from octavo_torch.mlp.gradients import Needs, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import Arriving, forward
+from octavo_torch.moe.kept import Kept
 from octavo_torch.moe.kept_operands import Frees, KeptOperands, Part
-from octavo_torch.moe.recorded import Kept, RecordedMoe
 from octavo_torch.moe.saved import MoeContext, kept_by, scales_to_keep
-from octavo_torch.recording.recorded_pass import RecordedPass
+from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
 from octavo_torch.recording.tape import Tape
 
-_PIECE = 16
-
 _INT64, _FLOAT32 = torch.int64, torch.float32
-_stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-
-Given = list[Tensor | None]
-"""The tensors that a pass reads or changes."""
 
 Scales = Sequence[Tensor | None]
 """See `scales_to_keep`."""
@@ -51,21 +42,21 @@ class MoeGradients(NamedTuple):
 
 def run_forward(
     call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving
-) -> tuple[Tensor, Kept, RecordedMoe | None]:
+) -> tuple[Tensor, Kept, RecordedCalls[Kept] | None]:
     """y [T, N], what backward reads, and the passes of such calls; None where the call's are composed."""
     scales = scales_to_keep(call)
     cast = _cast(choices, operands) if _may_be_recorded(call, choices) else None
     given = None if cast is None else _given_to_forward(call, *cast, scales)
-    recorded = None if given is None else _kind_of(call, given)
+    recorded = None if given is None else call.moe.calls.of(call.kind(given))
     if recorded is None or given is None or cast is None:
         return (*_composed_forward(call, choices, operands, arriving, scales), None)
     y: Tensor | None
-    written = recorded.forward
-    if written is None:
+    again = recorded.forward
+    if again is None:
         y, kept = _write_forward(recorded, call, given, *cast, scales)
     else:
-        y, *tensors = written.run(given, operands.x)
-        _mark_states(call)
+        y, *tensors = again.run(given, operands.x)
+        call.mark_states()
         kept = recorded.kept._replace(tensors=tensors)
     assert y is not None  # every forward returns it
     originals = {id(cast[0]): choices, id(cast[1].weights): operands.weights}
@@ -82,11 +73,11 @@ def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs
     kind = needs, dy.dtype
     if kind not in recorded.backward:
         return _write_backward(recorded, ctx, given, frees, needs)
-    written = recorded.backward[kind]
-    if written is None:
+    again = recorded.backward[kind]
+    if again is None:
         return _composed_backward(ctx, tensors, dy, needs, frees)
-    found = written.run(given, dy, frees)  # type: ignore[arg-type]  # stops are a backward's parts
-    _mark_states(ctx.call)
+    found = again.run(given, dy, frees)  # type: ignore[arg-type]  # stops are a backward's parts
+    ctx.call.mark_states()
     return MoeGradients(*found)
 
 
@@ -113,7 +104,7 @@ def _cast(choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands]:
 
 def _given_to_forward(call: MoeCall, choices: Tensor, operands: MoeOperands, scales: Scales) -> Given | None:
     """What the launches of a forward read or change; None where they would not read them as they are."""
-    return _direct(call, [choices, *operands, *scales, *_codes_of(call.fc1), *_codes_of(call.fc2)])
+    return direct([choices, *operands, *scales, *call.codes_given()], call.state_tensors())
 
 
 def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Tensor) -> Given | None:
@@ -127,83 +118,25 @@ def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Te
         value = None if saved is None else tensors[saved.start]
         if saved is not None and value is not None:
             given[1 + saved.start] = value.to(dtype)
-    return _direct(call, given)
-
-
-def _codes_of(call: Call) -> Given:
-    """The planes of a weight that was quantized before the call; one that both directions share is there once."""
-    if call.w_codes is None:
-        return []
-    planes: list[Tensor | None] = [getattr(call.w_codes, name) for name in PLANES]
-    return [None if any(plane is other for other in planes[:place]) else plane for place, plane in enumerate(planes)]
-
-
-def _states_of(call: MoeCall) -> list[Tensor]:
-    states = [each.state for each in (call.fc1, call.fc2) if each.state is not None]
-    return [tensor for state in states for tensor in (state.scale, state.history)]
-
-
-def _mark_states(call: MoeCall) -> None:
-    """Notes for autograd that launches have changed delayed scaling's states, as `DelayedState.record` does."""
-    if call.record:
-        for each in (call.fc1, call.fc2):
-            mark_written(None if each.state is None else each.state.history)
-
-
-def _direct(call: MoeCall, operands: Given) -> Given | None:
-    """The operands, and delayed scaling's states. None where kernels would read copies of them: they have to be plain
-    tensors, contiguous or weights of which the plan knows that they lie transposed, and operands from a multiple of 16
-    bytes on."""
-    given = [*operands, *_states_of(call)]
-    for place, tensor in enumerate(given):
-        if tensor is not None and not (
-            is_plain(tensor)
-            and not _stands_for_another(tensor)
-            and (tensor.is_contiguous() or _lies_transposed(tensor))
-            and tensor.data_ptr() != 0
-            and (place >= len(operands) or tensor.data_ptr() % _PIECE == 0)
-        ):
-            return None
-    return given
-
-
-def _lies_transposed(tensor: Tensor) -> bool:
-    return tensor.dim() == 3 and tensor.mT.is_contiguous()
-
-
-def _kind_of(call: MoeCall, given: Given) -> RecordedMoe | None:
-    """What is written down of such calls; None where they are composed, or the first of them has just come.
-
-    The first may be the last: of numbers of tokens that never repeat, writing down would not pay.
-    """
-    kind: Hashable = (
-        call.record, call.group_offset, call.fc1.w_codes is None, call.fc2.w_codes is None,
-        *[None if tensor is None else (tensor.shape, tensor.dtype) for tensor in given],
-    )  # fmt: skip
-    calls = call.moe.calls
-    recorded = calls.get(kind)
-    if recorded is None:
-        calls[kind] = RecordedMoe()
-        return None
-    return None if recorded.composed else recorded
+    return direct(given, call.state_tensors())
 
 
 def _write_forward(
-    recorded: RecordedMoe, call: MoeCall, given: Given, choices: Tensor, operands: MoeOperands, scales: Scales
+    recorded: RecordedCalls[Kept], call: MoeCall, given: Given, choices: Tensor, operands: MoeOperands, scales: Scales
 ) -> tuple[Tensor, Kept]:
     assert call.moe.recorder is not None  # of a call that may be recorded
     with Tape(call.moe.recorder, operands.x, given) as tape:
         y, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
     foreign = kept.reader is not None and kept.reader.backend not in call.moe.backends
-    written = None if foreign else _written(tape, given, [y, *kept.tensors])
-    recorded.composed, recorded.kept = written is None, kept._replace(tensors=())
-    recorded.forward = written  # last, because from now on another thread may run it
+    recorded.set_forward(None if foreign else written(tape, given, [y, *kept.tensors]), kept._replace(tensors=()))
     return y, kept
 
 
-def _write_backward(recorded: RecordedMoe, ctx: MoeContext, given: Given, frees: Frees, needs: Needs) -> MoeGradients:
+def _write_backward(
+    recorded: RecordedCalls[Kept], ctx: MoeContext, given: Given, frees: Frees, needs: Needs
+) -> MoeGradients:
     call = ctx.call
-    dy, *tensors = given[: len(given) - len(_states_of(call))]
+    dy, *tensors = given[: len(given) - len(call.state_tensors())]
     assert call.moe.recorder is not None  # forward was written down
     assert dy is not None  # of every backward
     tape = Tape(call.moe.recorder, dy, given)
@@ -214,16 +147,8 @@ def _write_backward(recorded: RecordedMoe, ctx: MoeContext, given: Given, frees:
 
     with tape:
         found = _composed_backward(ctx, tensors, dy, needs, done_with)  # type: ignore[arg-type]  # as ctx.saved_tensors
-    recorded.backward[needs, dy.dtype] = _written(tape, given, found)
+    recorded.backward[needs, dy.dtype] = written(tape, given, found)
     return found
-
-
-def _written(tape: Tape, given: Given, results: Sequence[Tensor | None]) -> RecordedPass | None:
-    """The pass that `tape` has written down; None where it cannot be run again."""
-    try:
-        return RecordedPass(tape, given, results)
-    except ValueError:
-        return None
 
 
 # ---- composed

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
-
-from torch import Tensor
 
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import READERS, Gemm
 from octavo_registry.contract import Plan
-from octavo_registry.contract.recording import MakeRecorder
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
-from octavo_torch.memo import Bounded, Memo
-from octavo_torch.mlp.plan import MlpPlan
+from octavo_torch.memo import Memo
+from octavo_torch.mlp.plan import MlpPlan, plans_of
 from octavo_torch.moe.forms import Form, WeightCodes
-from octavo_torch.moe.recorded import RecordedMoe
+from octavo_torch.moe.kept import Kept
 from octavo_torch.moe.tokens import gathers, gathers_codes, quantizer_of_tokens, takes_tokens
+from octavo_torch.recording.calls import Kinds
 
 Planes = tuple[bool, bool]
 """Whether an operand's row data and its column data are computed."""
@@ -104,26 +102,16 @@ class MoePlan:
         others = [hidden, None if self.dy_once is None else self.dy_once.columns]
         prepared = [plan.prepare for plan in others if plan is not None]
         self.prepare = shared_prepare([self.forward.prepare, self.backward.prepare, *prepared])
-        self.backends = frozenset(plan.backend for plan in self._plans)
-        self.recorder = self._recorder()
-        self.calls: Bounded[Hashable, RecordedMoe] = Bounded()
+        self.backends = frozenset(plan.backend for plan in self._plans())
+        self.recorder = self.forward.recorder if len(self.backends) == 1 else None
+        self.calls: Kinds[Kept] = Kinds()
 
-    @property
     def _plans(self) -> Iterator[Plan]:
-        for layer in (self.forward.fc1, self.forward.fc2, self.backward.fc1, self.backward.fc2):
-            yield from layer.needed.values()
-            yield from layer.quantizers.values()
+        yield from plans_of(self.forward)
+        yield from plans_of(self.backward)
         once = self.dy_once
-        others = self.forward.act.plan, self.forward.dact.plan, self.hidden, self.x_once
-        of_dy = (None, None) if once is None else once
-        yield from (plan for plan in (*others, *of_dy) if plan is not None)
-
-    def _recorder(self) -> MakeRecorder[Tensor] | None:
-        fc1, fc2 = self.forward.fc1, self.forward.fc2
-        fused = self.forward.fused.values()
-        if len(self.backends) > 1 or fc1.needs_seed or fc2.needs_seed or any(part.plan is None for part in fused):
-            return None
-        return fc1.plan.fprop.bound.recorder
+        others = (self.hidden, self.x_once, *((None, None) if once is None else once))
+        yield from (plan for plan in others if plan is not None)
 
 
 def _computes(layer: Layer, operand: Operand, direction: Direction) -> bool:

@@ -16,7 +16,8 @@ from octavo_torch.mlp.forward import DrawnSeed
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, RowReader
 from octavo_torch.moe.forward import MoeForward
-from octavo_torch.moe.recorded import Kept, RecordedMoe
+from octavo_torch.moe.kept import Kept
+from octavo_torch.recording.calls import RecordedCalls
 
 
 class SavedByName:
@@ -51,7 +52,7 @@ class MoeContext(Context, Protocol):
     """
 
     call: MoeCall
-    recorded: RecordedMoe | None
+    recorded: RecordedCalls[Kept] | None
     saved: dict[str, Saved]
     seeds: list[DrawnSeed]
     reader: RowReader | None

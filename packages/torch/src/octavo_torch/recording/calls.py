@@ -1,0 +1,97 @@
+"""Calls of one kind, in which everything that decides about the launches is the same: one is written down for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.memo import Bounded
+from octavo_torch.recording.recorded_pass import RecordedPass
+from octavo_torch.recording.tape import Tape
+
+Given = list[Tensor | None]
+"""The tensors that a pass reads or changes."""
+
+Kept = TypeVar("Kept")
+
+_PIECE = 16
+_stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+class RecordedCalls(Generic[Kept]):
+    """The passes of calls of one kind.
+
+    composed   whether such calls cannot be written down
+    forward    None until one is
+    kept       what that forward leaves for its backward, without tensors
+    backward   by what else decides about it; None for one that cannot be written down
+    """
+
+    __slots__ = ("backward", "composed", "forward", "kept")
+
+    forward: RecordedPass | None
+    kept: Kept
+
+    def __init__(self) -> None:
+        self.composed = False
+        self.forward = None
+        self.backward: Bounded[Hashable, RecordedPass | None] = Bounded()
+
+    def set_forward(self, written: RecordedPass | None, kept: Kept) -> None:
+        """Says what was written down, if anything could be."""
+        self.composed, self.kept = written is None, kept
+        self.forward = written  # last, because from now on another thread may run it
+
+
+class Kinds(Generic[Kept]):
+    """The kinds of calls of one plan."""
+
+    __slots__ = ("_kinds",)
+
+    def __init__(self) -> None:
+        self._kinds: Bounded[Hashable, RecordedCalls[Kept]] = Bounded()
+
+    def of(self, kind: Hashable) -> RecordedCalls[Kept] | None:
+        """What is written down of such calls; None where they are composed, or the first of them has just come.
+
+        The first may be the last: of numbers of tokens that never repeat, writing down would not pay.
+        """
+        recorded = self._kinds.get(kind)
+        if recorded is None:
+            self._kinds[kind] = RecordedCalls()
+            return None
+        return None if recorded.composed else recorded
+
+
+def direct(operands: Given, others: Sequence[Tensor]) -> Given | None:
+    """The operands, and then the others. None where kernels would read copies of them: they have to be plain tensors,
+    contiguous or weights of which the plan knows that they lie transposed, and operands from a multiple of 16 bytes on.
+    """
+    given = [*operands, *others]
+    for place, tensor in enumerate(given):
+        if tensor is not None and not (
+            is_plain(tensor)
+            and not _stands_for_another(tensor)
+            and (tensor.is_contiguous() or (tensor.dim() == 3 and tensor.mT.is_contiguous()))
+            and tensor.data_ptr() != 0
+            and (place >= len(operands) or tensor.data_ptr() % _PIECE == 0)
+        ):
+            return None
+    return given
+
+
+def shapes_of(given: Given) -> list[tuple[torch.Size, torch.dtype] | None]:
+    """A part of what a kind is."""
+    return [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in given]
+
+
+def written(tape: Tape, given: Given, results: Sequence[Tensor | None]) -> RecordedPass | None:
+    """The pass that `tape` has written down; None where it cannot be run again."""
+    try:
+        return RecordedPass(tape, given, results)
+    except ValueError:
+        return None
