@@ -52,6 +52,8 @@ WRITES_X = "inputs::test_quantize_writes_no_input"
 WRITES_W = "inputs::test_quantize_writes_no_weight"
 WRITES_OPERANDS = "inputs::test_gemm_writes_no_input"
 AMAX = "parts::test_codes_and_amax_in_one_pass"
+RECORDED = "delayed::test_an_amax_is_recorded"
+NEXT_SCALES = "delayed::test_scales_of_the_next_step"
 WIDTHS = "quantizer::test_bits_with_sizes_of_either_width"
 GEMM_WIDTHS = "gemm::test_sizes_of_either_width"
 DEQUANTIZED = "quantizer::test_dequantized_bits"
@@ -123,6 +125,8 @@ FAULTS: dict[str, Planted] = {
     "short-seed": Planted({STEPS, SCALED, ROWS}, {BITS}, "bf16 or row"),
     "never-skips": Planted({SCALED}, {STEPS, ROWS}, "bf16"),
     "all-from-row-0": Planted({ROWS}, {STEPS, SCALED}, "bf16"),
+    "records-nan": Planted({RECORDED}, {NEXT_SCALES, AMAX}, "delayed"),
+    "infinite-scales": Planted({NEXT_SCALES}, {RECORDED, AMAX}, "delayed"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

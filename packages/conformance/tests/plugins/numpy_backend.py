@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy_delayed import record_in_place, update_in_place
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
 from numpy_optimizer import step_in_place
 from numpy_scales import LOWER, OF_OTHER_BLOCKS, with_lower_scales, with_scales_of_other_blocks
@@ -78,7 +79,12 @@ class NumpyBackend(Backend):
 
         bound = OPERATIONS[op].bound(run)
         if isinstance(bound, BoundQuantize):
-            bound = replace(bound, with_amax=lambda x, sizes=None, /, **how: self._with_amax(run, x, sizes, how))
+            bound = replace(
+                bound,
+                with_amax=lambda x, sizes=None, /, **how: self._with_amax(run, x, sizes, how),
+                record_amax=partial(record_in_place, self.fault),
+                update_scales=partial(update_in_place, self.fault),
+            )
         if isinstance(bound, BoundQuantize) and request.stacked:
             return replace(bound, interleaved=lambda block, weight: self._interleaved_codes(run, block, weight))
         if isinstance(bound, BoundActQuantize):

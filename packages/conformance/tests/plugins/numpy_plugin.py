@@ -59,6 +59,8 @@ FAULTS = (
     "transposed-scales",
     "clamps",
     "other-plane",
+    "records-nan",
+    "infinite-scales",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}
