@@ -54,6 +54,7 @@ WRITES_OPERANDS = "inputs::test_gemm_writes_no_input"
 AMAX = "parts::test_codes_and_amax_in_one_pass"
 RECORDED = "delayed::test_an_amax_is_recorded"
 NEXT_SCALES = "delayed::test_scales_of_the_next_step"
+AGAIN = "recorder::test_a_pass_is_made_again_on_other_arrays"
 WIDTHS = "quantizer::test_bits_with_sizes_of_either_width"
 GEMM_WIDTHS = "gemm::test_sizes_of_either_width"
 DEQUANTIZED = "quantizer::test_dequantized_bits"
@@ -127,6 +128,8 @@ FAULTS: dict[str, Planted] = {
     "all-from-row-0": Planted({ROWS}, {STEPS, SCALED}, "bf16"),
     "records-nan": Planted({RECORDED}, {NEXT_SCALES, AMAX}, "delayed"),
     "infinite-scales": Planted({NEXT_SCALES}, {RECORDED, AMAX}, "delayed"),
+    "stale-weights": Planted({AGAIN}, {PRODUCT, REPEATS}, "row.fprop"),
+    "unnumbered": Planted({AGAIN}, {PRODUCT, REPEATS}, "row.fprop"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy_delayed import record_in_place, update_in_place
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
 from numpy_optimizer import step_in_place
+from numpy_recording import Recorder, launch
 from numpy_scales import LOWER, OF_OTHER_BLOCKS, with_lower_scales, with_scales_of_other_blocks
 from numpy_sums import sums_of_14_bits
 
@@ -24,6 +25,7 @@ from octavo_registry.contract import (
     Backend,
     BoundActQuantize,
     BoundDactQuantize,
+    BoundFprop,
     BoundQuantize,
     BoundWgrad,
     Request,
@@ -73,7 +75,8 @@ class NumpyBackend(Backend):
                 return FUSED[op](self.quantize, self.fault, request, *operands, **rest)
             if self.fault == "narrow-sizes":
                 operands = tuple(_as_int32(each) for each in operands)
-            result = getattr(self, op)(request, *operands, **rest)
+            function = partial(getattr(self, op), request)
+            result = launch(function, *operands, **rest) if op == "fprop" else function(*operands, **rest)
             self._write(op, *operands)
             return result
 
@@ -87,6 +90,8 @@ class NumpyBackend(Backend):
             )
         if isinstance(bound, BoundQuantize) and request.stacked:
             return replace(bound, interleaved=lambda block, weight: self._interleaved_codes(run, block, weight))
+        if isinstance(bound, BoundFprop):
+            return replace(bound, recorder=partial(Recorder, self.fault))
         if isinstance(bound, BoundActQuantize):
             return replace(bound, values=partial(act_values, self.fault, request))
         if isinstance(bound, BoundDactQuantize):

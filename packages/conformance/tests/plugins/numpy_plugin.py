@@ -61,6 +61,8 @@ FAULTS = (
     "other-plane",
     "records-nan",
     "infinite-scales",
+    "stale-weights",
+    "unnumbered",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}
