@@ -55,6 +55,8 @@ AMAX = "parts::test_codes_and_amax_in_one_pass"
 RECORDED = "delayed::test_an_amax_is_recorded"
 NEXT_SCALES = "delayed::test_scales_of_the_next_step"
 AGAIN = "recorder::test_a_pass_is_made_again_on_other_arrays"
+FORMS = "two_forms::test_gemms_read_both_forms"
+FUSED_FORMS = "two_forms::test_gemms_read_both_forms_of_what_is_fused"
 WIDTHS = "quantizer::test_bits_with_sizes_of_either_width"
 GEMM_WIDTHS = "gemm::test_sizes_of_either_width"
 DEQUANTIZED = "quantizer::test_dequantized_bits"
@@ -130,6 +132,10 @@ FAULTS: dict[str, Planted] = {
     "infinite-scales": Planted({NEXT_SCALES}, {RECORDED, AMAX}, "delayed"),
     "stale-weights": Planted({AGAIN}, {PRODUCT, REPEATS}, "row.fprop"),
     "unnumbered": Planted({AGAIN}, {PRODUCT, REPEATS}, "row.fprop"),
+    "truncated-values": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
+    "truncated-when-fused": Planted({FUSED_FORMS}, {FORMS, PRODUCT}, "mxfp8"),
+    "other-codes": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
+    "needs-both-planes": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

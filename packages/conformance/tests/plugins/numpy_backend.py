@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy_delayed import record_in_place, update_in_place
+from numpy_forms import Multiplied, with_two_forms
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
 from numpy_optimizer import step_in_place
 from numpy_recording import Recorder, launch
@@ -30,6 +31,7 @@ from octavo_registry.contract import (
     BoundWgrad,
     Request,
 )
+from octavo_registry.contract.cards import QUANTIZERS
 
 FUSED: dict[str, Any] = {
     "act_quantize": act_quantize,
@@ -81,6 +83,8 @@ class NumpyBackend(Backend):
             return result
 
         bound = OPERATIONS[op].bound(run)
+        if op in QUANTIZERS:
+            bound = with_two_forms(self.fault, self._values, bound)
         if isinstance(bound, BoundQuantize):
             bound = replace(
                 bound,
@@ -237,6 +241,8 @@ class NumpyBackend(Backend):
     # GEMMs
 
     def _values(self, q: Any, direction: Direction) -> Any:
+        if isinstance(q, Multiplied):
+            return q.values[direction]
         if not isinstance(q, QuantizedArray):
             values = q.astype(np.float32)
             return _tf32(values) if self.fault == "tf32" else values

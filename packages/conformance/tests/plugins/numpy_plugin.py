@@ -63,6 +63,10 @@ FAULTS = (
     "infinite-scales",
     "stale-weights",
     "unnumbered",
+    "truncated-values",
+    "truncated-when-fused",
+    "needs-both-planes",
+    "other-codes",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}
