@@ -15,11 +15,12 @@ from torch import Tensor
 
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.compiler.transforms import is_wrapped
 from octavo_torch.linear.call import Call
-from octavo_torch.mlp.gradients import Needs, gradients
+from octavo_torch.mlp.gradients import Needs, Part, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import Arriving, forward
-from octavo_torch.moe.kept_operands import Frees, KeptOperands, Part
+from octavo_torch.moe.kept_operands import Frees, KeptOperands
 from octavo_torch.moe.recorded import Kept, RecordedMoe
 from octavo_torch.moe.saved import MoeContext, kept_by, scales_to_keep
 from octavo_torch.recording.recorded_pass import RecordedPass
@@ -28,7 +29,6 @@ from octavo_torch.recording.tape import Tape
 _PIECE = 16
 
 _INT64, _FLOAT32 = torch.int64, torch.float32
-_stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 Given = list[Tensor | None]
 """The tensors that a pass reads or changes."""
@@ -145,7 +145,7 @@ def _direct(call: MoeCall, operands: Given) -> Given | None:
     for place, tensor in enumerate(given):
         if tensor is not None and not (
             is_plain(tensor)
-            and not _stands_for_another(tensor)
+            and not is_wrapped(tensor)
             and tensor.is_contiguous()
             and tensor.data_ptr() != 0
             and (place >= len(operands) or tensor.data_ptr() % _PIECE == 0)
