@@ -56,6 +56,7 @@ RECORDED = "delayed::test_an_amax_is_recorded"
 NEXT_SCALES = "delayed::test_scales_of_the_next_step"
 AGAIN = "recorder::test_a_pass_is_made_again_on_other_arrays"
 FORMS = "two_forms::test_gemms_read_both_forms"
+TOKEN_FORMS = "two_forms::test_gemms_read_both_forms_of_tokens"
 FUSED_FORMS = "two_forms::test_gemms_read_both_forms_of_what_is_fused"
 WIDTHS = "quantizer::test_bits_with_sizes_of_either_width"
 GEMM_WIDTHS = "gemm::test_sizes_of_either_width"
@@ -135,7 +136,8 @@ FAULTS: dict[str, Planted] = {
     "truncated-values": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
     "truncated-when-fused": Planted({FUSED_FORMS}, {FORMS, PRODUCT}, "mxfp8"),
     "other-codes": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
-    "needs-both-planes": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
+    "tokens-for-choices": Planted({TOKEN_FORMS}, {FORMS, FUSED_FORMS}, "mxfp8"),
+    "needs-both-planes": Planted({FORMS, FUSED_FORMS, TOKEN_FORMS}, {BITS, PRODUCT}, "mxfp8"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo.quantizer import Direction
 from octavo_numerics import QuantizedArray
-from octavo_registry.contract import TwoForms
+from octavo_registry.contract import BoundQuantize, TwoForms
 
 Values = Callable[[QuantizedArray, Direction], Any]
 
@@ -34,7 +34,12 @@ def with_two_forms(fault: str | None, values: Values, bound: Any) -> Any:
         forms = TwoForms(codes, multiply(q, of_fused=bool(extras)), multiply)
         return (forms, *extras) if extras else forms
 
-    return replace(bound, in_two_forms=cache(lambda: type(bound)(run)))
+    def of_tokens(x: Any, sizes: Any, order: Any, position: Any, routed: Any, /, **how: Any) -> Any:
+        choices = 1 if fault == "tokens-for-choices" else position.shape[1]
+        return run(x[order // choices % len(x)], sizes, **how), None
+
+    parts = {"of_tokens": of_tokens} if isinstance(bound, BoundQuantize) else {}
+    return replace(bound, in_two_forms=cache(lambda: type(bound)(run, **parts)))
 
 
 def _multiply(fault: str | None, values: Values, q: QuantizedArray, of_fused: bool = False) -> Multiplied:

@@ -67,6 +67,7 @@ FAULTS = (
     "truncated-when-fused",
     "needs-both-planes",
     "other-codes",
+    "tokens-for-choices",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}

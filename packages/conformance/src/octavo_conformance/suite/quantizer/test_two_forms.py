@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,14 +18,22 @@ from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
 from octavo_conformance.problems.case import OPERANDS, Case
 from octavo_conformance.problems.inputs import Array, Rng, draw
-from octavo_conformance.problems.operands import MAIN, RUN_ORDER, draw_problem, quantizer_arguments, quantizer_to
+from octavo_conformance.problems.operands import (
+    MAIN,
+    RUN_ORDER,
+    Problem,
+    draw_problem,
+    quantizer_arguments,
+    quantizer_to,
+)
+from octavo_conformance.suite.gemm.test_moves import CHOICES, TOKENS, by_contract, draw_choices, on_device
 from octavo_registry import plan
 from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.quantize import TwoForms
 from octavo_registry.contract.weights import readers
 
 DIRECTIONS: tuple[Direction, Direction] = ("rowwise", "columnwise")
-ROWS, K, N, GROUPS = MAIN
+ROWS, K, N, _ = MAIN
 
 FusedOp = Literal["act_quantize", "dact_quantize", "norm_quantize"]
 
@@ -32,10 +41,10 @@ FusedOp = Literal["act_quantize", "dact_quantize", "norm_quantize"]
 class Layer:
     """A layer's GEMMs, the quantizers of operands to the layouts that these read, and the codes that they make."""
 
-    def __init__(self, case: Case, rng: Rng) -> None:
-        self.case, self.problem = case, draw_problem(rng, case.dtype)
-        self._gemms = {gemm: case.plan(gemm, k=K, n=N, groups=GROUPS) for gemm in GEMMS if case.recipe.quantizes(gemm)}
-        self.sizes = case.sizes(self.problem.sizes)
+    def __init__(self, case: Case, problem: Problem) -> None:
+        self.case, self.problem, self.sizes = case, problem, case.sizes(problem.sizes)
+        groups, n, k = problem.w.shape
+        self._gemms = {gemm: case.plan(gemm, k=k, n=n, groups=groups) for gemm in GEMMS if case.recipe.quantizes(gemm)}
         specs: dict[Operand, QuantizerSpec | None] = {name: case.recipe.quantizer(name) for name in OPERANDS}
         self.specs = {name: spec for name, spec in specs.items() if spec is not None}
         self.quantizers = {
@@ -46,6 +55,14 @@ class Layer:
     def codes(self) -> dict[Operand, Any]:
         """Of each operand, by `run`."""
         return {name: self.quantized(name, quantizer.run) for name, quantizer in self.quantizers.items()}
+
+    @cached_property
+    def answers(self) -> dict[Operand, Any]:
+        """The answers of quantizers in two forms; skips where there are none."""
+        answers = {name: _in_two_forms(quantizer.bound) for name, quantizer in self.quantizers.items()}
+        if not any(answers.values()):
+            pytest.skip("the answers have no in_two_forms: the backend's GEMMs multiply codes")
+        return {name: answer for name, answer in answers.items() if answer is not None}
 
     def layouts(self, operand: Operand) -> tuple[str, str]:
         """In which the GEMMs read both planes of an operand."""
@@ -102,19 +119,32 @@ def _in_two_forms(bound: Any) -> Any:
 def test_gemms_read_both_forms(case: Case, rng: Rng) -> None:
     """fprop, dgrad and wgrad have the same bits on the codes that `run` makes and, in two forms, on codes, on
     `multiplied`, and on what `multiply` makes of codes that were kept, of which one plane may be there alone."""
-    layer = Layer(case, rng)
-    answers = {name: _in_two_forms(quantizer.bound) for name, quantizer in layer.quantizers.items()}
-    if not any(answers.values()):
-        pytest.skip("the answers have no in_two_forms: the backend's GEMMs multiply codes")
-    for name, answer in answers.items():
-        if answer is not None:
-            layer.assert_forms(name, layer.codes[name], layer.quantized(name, answer.run), "")
+    layer = Layer(case, draw_problem(rng, case.dtype))
+    for name, answer in layer.answers.items():
+        layer.assert_forms(name, layer.codes[name], layer.quantized(name, answer.run), "")
+
+
+@needs("layer", selections.few_recipes)
+def test_gemms_read_both_forms_of_tokens(case: Case, rng: Rng) -> None:
+    """So it is of rows of a router's choices that `of_tokens` quantizes from the tokens, x and dy."""
+    routing = by_contract(draw_choices(rng))
+    drawn = draw_problem(rng, case.dtype, (TOKENS, K, N, len(routing.sizes)), routing.sizes)
+    rows = routing.order // CHOICES
+    layer = Layer(case, replace(drawn, x=drawn.x[rows], dy=drawn.dy[rows]))
+    served: list[Operand] = [name for name in ("x", "dy") if getattr(layer.answers.get(name), "of_tokens", None)]
+    if not served:
+        pytest.skip("no answer in two forms has of_tokens: front ends permute rows first")
+    for name in served:
+        arguments = quantizer_arguments(case, layer.problem, name, layer.specs[name])
+        tokens, places = case.array(drawn.of(name)), on_device(case, routing)
+        forms, _ = layer.answers[name].of_tokens(tokens, layer.sizes, *places, **arguments)
+        layer.assert_forms(name, layer.codes[name], forms, " of tokens")
 
 
 @needs("layer", selections.few_recipes)
 def test_gemms_read_both_forms_of_what_is_fused(case: Case, rng: Rng) -> None:
     """So it is of an activation, of its gradient, and of normalized rows."""
-    layer, tried = Layer(case, rng), 0
+    layer, tried = Layer(case, draw_problem(rng, case.dtype)), 0
     arrays: dict[FusedOp, tuple[Operand, list[Array | None]]] = {
         "act_quantize": ("x", [draw(rng, (ROWS, 2 * K), case.dtype)]),
         "dact_quantize": ("dy", [draw(rng, (ROWS, N // 2), case.dtype), draw(rng, (ROWS, N), case.dtype)]),
