@@ -52,6 +52,12 @@ WRITES_X = "inputs::test_quantize_writes_no_input"
 WRITES_W = "inputs::test_quantize_writes_no_weight"
 WRITES_OPERANDS = "inputs::test_gemm_writes_no_input"
 AMAX = "parts::test_codes_and_amax_in_one_pass"
+RECORDED = "delayed::test_an_amax_is_recorded"
+NEXT_SCALES = "delayed::test_scales_of_the_next_step"
+AGAIN = "recorder::test_a_pass_is_made_again_on_other_arrays"
+FORMS = "two_forms::test_gemms_read_both_forms"
+TOKEN_FORMS = "two_forms::test_gemms_read_both_forms_of_tokens"
+FUSED_FORMS = "two_forms::test_gemms_read_both_forms_of_what_is_fused"
 WIDTHS = "quantizer::test_bits_with_sizes_of_either_width"
 GEMM_WIDTHS = "gemm::test_sizes_of_either_width"
 DEQUANTIZED = "quantizer::test_dequantized_bits"
@@ -123,6 +129,15 @@ FAULTS: dict[str, Planted] = {
     "short-seed": Planted({STEPS, SCALED, ROWS}, {BITS}, "bf16 or row"),
     "never-skips": Planted({SCALED}, {STEPS, ROWS}, "bf16"),
     "all-from-row-0": Planted({ROWS}, {STEPS, SCALED}, "bf16"),
+    "records-nan": Planted({RECORDED}, {NEXT_SCALES, AMAX}, "delayed"),
+    "infinite-scales": Planted({NEXT_SCALES}, {RECORDED, AMAX}, "delayed"),
+    "stale-weights": Planted({AGAIN}, {PRODUCT, REPEATS}, "row.fprop"),
+    "unnumbered": Planted({AGAIN}, {PRODUCT, REPEATS}, "row.fprop"),
+    "truncated-values": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
+    "truncated-when-fused": Planted({FUSED_FORMS}, {FORMS, PRODUCT}, "mxfp8"),
+    "other-codes": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
+    "tokens-for-choices": Planted({TOKEN_FORMS}, {FORMS, FUSED_FORMS}, "mxfp8"),
+    "needs-both-planes": Planted({FORMS, FUSED_FORMS, TOKEN_FORMS}, {BITS, PRODUCT}, "mxfp8"),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy_delayed import record_in_place, update_in_place
+from numpy_forms import Multiplied, with_two_forms
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
 from numpy_optimizer import step_in_place
+from numpy_recording import Recorder, launch
 from numpy_scales import LOWER, OF_OTHER_BLOCKS, with_lower_scales, with_scales_of_other_blocks
 from numpy_sums import sums_of_14_bits
 
@@ -23,10 +26,12 @@ from octavo_registry.contract import (
     Backend,
     BoundActQuantize,
     BoundDactQuantize,
+    BoundFprop,
     BoundQuantize,
     BoundWgrad,
     Request,
 )
+from octavo_registry.contract.cards import QUANTIZERS
 
 FUSED: dict[str, Any] = {
     "act_quantize": act_quantize,
@@ -72,15 +77,25 @@ class NumpyBackend(Backend):
                 return FUSED[op](self.quantize, self.fault, request, *operands, **rest)
             if self.fault == "narrow-sizes":
                 operands = tuple(_as_int32(each) for each in operands)
-            result = getattr(self, op)(request, *operands, **rest)
+            function = partial(getattr(self, op), request)
+            result = launch(function, *operands, **rest) if op == "fprop" else function(*operands, **rest)
             self._write(op, *operands)
             return result
 
         bound = OPERATIONS[op].bound(run)
+        if op in QUANTIZERS:
+            bound = with_two_forms(self.fault, self._values, bound)
         if isinstance(bound, BoundQuantize):
-            bound = replace(bound, with_amax=lambda x, sizes=None, /, **how: self._with_amax(run, x, sizes, how))
+            bound = replace(
+                bound,
+                with_amax=lambda x, sizes=None, /, **how: self._with_amax(run, x, sizes, how),
+                record_amax=partial(record_in_place, self.fault),
+                update_scales=partial(update_in_place, self.fault),
+            )
         if isinstance(bound, BoundQuantize) and request.stacked:
             return replace(bound, interleaved=lambda block, weight: self._interleaved_codes(run, block, weight))
+        if isinstance(bound, BoundFprop):
+            return replace(bound, recorder=partial(Recorder, self.fault))
         if isinstance(bound, BoundActQuantize):
             return replace(bound, values=partial(act_values, self.fault, request))
         if isinstance(bound, BoundDactQuantize):
@@ -226,6 +241,8 @@ class NumpyBackend(Backend):
     # GEMMs
 
     def _values(self, q: Any, direction: Direction) -> Any:
+        if isinstance(q, Multiplied):
+            return q.values[direction]
         if not isinstance(q, QuantizedArray):
             values = q.astype(np.float32)
             return _tf32(values) if self.fault == "tf32" else values

@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy_recording import Listeners, memory_of
 
 import octavo_numerics
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe, check_group_sizes
@@ -17,6 +18,7 @@ from octavo_registry import plan, plan_layer
 from octavo_registry.contract.frameworks import Device, LayerResult
 from octavo_registry.contract.plan import Plan
 from octavo_registry.contract.quantize import BoundQuantize
+from octavo_registry.contract.recording import MakeRecorder
 from octavo_registry.contract.request import Request
 
 
@@ -181,6 +183,28 @@ class NumpyBridge:
             watched.append(view)
         function(*watched)
         return log
+
+    def write_down(
+        self, make: MakeRecorder[Any], call: Callable[[], Any], arrays: Sequence[Any]
+    ) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
+        """See `octavo_registry.contract.frameworks.Recording`: the result has the last number."""
+        recorder = make(arrays[0])
+        for array in arrays:
+            recorder.name(*memory_of(array), False)
+        Listeners.memory = recorder.name
+        with recorder:
+            y = call()
+        Listeners.memory = None
+        if recorder.refusal is not None:
+            raise ValueError(recorder.refusal)
+
+        def again(others: Sequence[Any]) -> Any:
+            made = np.empty_like(y)
+            addresses = [memory_of(array)[0] for array in (*others, made)]
+            recorder.run(addresses, made, 0, len(recorder.arrays()))
+            return made
+
+        return y, again
 
 
 def _dbias(dy: Any, sizes: Any) -> Any:

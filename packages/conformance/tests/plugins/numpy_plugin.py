@@ -59,6 +59,15 @@ FAULTS = (
     "transposed-scales",
     "clamps",
     "other-plane",
+    "records-nan",
+    "infinite-scales",
+    "stale-weights",
+    "unnumbered",
+    "truncated-values",
+    "truncated-when-fused",
+    "needs-both-planes",
+    "other-codes",
+    "tokens-for-choices",
 )
 
 ONE_RECIPE = {"numpy-honest-block": "block", "numpy-no-accumulate-block": "block", "numpy-no-scales-row": "row"}

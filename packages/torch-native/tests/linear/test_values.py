@@ -43,12 +43,14 @@ def again(recipe: Recipe) -> Recipe:
     return type(recipe).model_validate(dict(recipe))
 
 
-def step(recipe: Recipe, device: str, needs: tuple[bool, bool]) -> list[Tensor | None]:
+def step(
+    recipe: Recipe, device: str, needs: tuple[bool, bool], dtype: torch.dtype = torch.bfloat16
+) -> list[Tensor | None]:
     """y, dx and dw of operands that are the same in each call, with a tail of NaN."""
     drawn = torch.Generator().manual_seed(SEED)
-    x, dy = (torch.randn(M, side, generator=drawn).to(device, torch.bfloat16) for side in (K, N))
+    x, dy = (torch.randn(M, side, generator=drawn).to(device, dtype) for side in (K, N))
     x[sum(SPLIT) :], dy[sum(SPLIT) :] = torch.nan, torch.nan
-    w = torch.randn(len(SPLIT), N, K, generator=drawn).to(device, torch.bfloat16)
+    w = torch.randn(len(SPLIT), N, K, generator=drawn).to(device, dtype)
     x, w = x.requires_grad_(needs[0]), w.requires_grad_(needs[1])
     sizes = torch.tensor(SPLIT, device=device)
     y = grouped_linear(x, w, sizes, recipe=recipe, seed=SEED, backend="torch-native")
@@ -61,28 +63,34 @@ def emulated(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
     monkeypatch.setattr(values, "emulates", lambda request: yes)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("name", "device"),
     [*((name, "cpu") for name in ON_THE_CPU), *(pytest.param(name, "cuda", marks=MARKS) for name in RECIPES)],
 )
-def test_bits_of_codes(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_of_codes(name: str, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """y, dx and dw, for every set of wanted gradients, of ragged groups and an empty one."""
     for needs in ((True, True), (True, False), (False, True), (False, False)):
         emulated(monkeypatch, True)
-        made = step(again(RECIPES[name]), device, needs)
+        made = step(again(RECIPES[name]), device, needs, dtype)
         emulated(monkeypatch, False)
-        for one, other in zip(made, step(again(RECIPES[name]), device, needs), strict=True):
+        for one, other in zip(made, step(again(RECIPES[name]), device, needs, dtype), strict=True):
             assert (one is None) == (other is None)
             if one is not None and other is not None:
                 assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), f"{needs}"
 
 
-def recorded(recipe: Recipe) -> RecordedLayer:
+def recorded(recipe: Recipe, dtype: torch.dtype = torch.bfloat16) -> RecordedLayer:
     """The layer's recorded passes."""
-    x, w = torch.zeros(M, K, dtype=torch.bfloat16), torch.zeros(len(SPLIT), N, K, dtype=torch.bfloat16)
+    x, w = torch.zeros(M, K, dtype=dtype), torch.zeros(len(SPLIT), N, K, dtype=dtype)
     whole = layer_for(recipe, x, w, True, True, True, "torch-native").whole
     assert isinstance(whole, RecordedLayer)
     return whole
+
+
+def layouts(layer: RecordedLayer) -> dict[Operand, Any]:
+    """Of both planes, by operand."""
+    return {operand: launch.spec.layouts for operand, launch in layer._kernels.quantizers.items()}
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
@@ -91,10 +99,7 @@ def test_no_codes_where_values_are_read(name: str, monkeypatch: pytest.MonkeyPat
     its bytes are those of a layer that asks for codes alone."""
     emulated(monkeypatch, True)
     layer = recorded(again(RECIPES[name]))
-    layouts: dict[Operand, Any] = {
-        operand: launch.spec.layouts for operand, launch in layer._kernels.quantizers.items()
-    }
-    assert layouts == {"x": (VALUES, "panels"), "w": (VALUES, "panels"), "dy": (VALUES, VALUES)}
+    assert layouts(layer) == {"x": (VALUES, "panels"), "w": (VALUES, "panels"), "dy": (VALUES, VALUES)}
     for launch in layer._kernels.quantizers.values():
         assert "row_scales" not in launch.arguments
     kept = layer._new_recording(M).column_bytes
@@ -107,6 +112,15 @@ def test_no_codes_where_values_are_read(name: str, monkeypatch: pytest.MonkeyPat
     assert workspaces["fprop"] == 0, "both operands come as values"
     for gemm, launch in codes._kernels.gemms.items() if octavo_native.HAS_CUDA else ():
         assert launch.shapes(M, N, K, len(SPLIT), True).workspace > workspaces[gemm]
+
+
+def test_columns_of_fp32_are_codes_in_nvfp4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that turn its values into columns hold two bytes per element; rows are values of fp32, too, as they
+    are of every operand in MXFP8."""
+    emulated(monkeypatch, True)
+    both, rows = (VALUES, VALUES), (VALUES, "panels")
+    assert layouts(recorded(again(NVFP4()), torch.float32)) == {"x": rows, "w": rows, "dy": rows}
+    assert layouts(recorded(again(MXFP8()), torch.float32)) == {"x": rows, "w": rows, "dy": both}
 
 
 def test_values_are_of_emulated_products(rng: np.random.Generator) -> None:

@@ -13,6 +13,7 @@ from octavo import DelayedScaling, GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo_registry.contract.frameworks import Device, LayerResult
 from octavo_registry.contract.quantize import BoundQuantize
+from octavo_registry.contract.recording import MakeRecorder
 from octavo_torch.arrays import sizes
 from octavo_torch.arrays.dtypes import DTYPES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
@@ -24,6 +25,8 @@ from octavo_torch.dispatch.rounded import rounding_first
 from octavo_torch.linear import functional
 from octavo_torch.moe.parallel.explain import explain_exchange
 from octavo_torch.quantizers.functional import quantize
+from octavo_torch.recording.recorded_pass import RecordedPass
+from octavo_torch.recording.tape import Tape
 from octavo_torch.scaling.delayed_state import OPERANDS, DelayedState
 
 if TYPE_CHECKING:
@@ -190,6 +193,15 @@ class TorchFramework:
         inputs = [array.detach().clone() for array in arrays]
         graph, results = graphs.record(lambda: function(*inputs), inputs[0].device)
         return _Replay(graph, inputs, results, function)
+
+    def write_down(
+        self, make: MakeRecorder[Tensor], call: Callable[[], Tensor], arrays: Sequence[Tensor]
+    ) -> tuple[Tensor, Callable[[Sequence[Tensor]], Tensor | None]]:
+        """octavo_registry.contract.frameworks.Recording's, by what a MoE layer's passes are written down with."""
+        with Tape(make, arrays[0], arrays) as tape:
+            result = call()
+        written = RecordedPass(tape, arrays, [result])
+        return result, lambda others: written.run(others, others[0])[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from octavo_registry.contract.cards import (
     QuantizerCard,
     Weight,
 )
-from octavo_registry.contract.frameworks import PLANES, Device, ExpertRanks, Framework, LayerResult, Sharding
+from octavo_registry.contract.frameworks import PLANES, Device, ExpertRanks, Framework, LayerResult, Recording, Sharding
 from octavo_registry.contract.fused import (
     ActQuantize,
     ActValues,
@@ -247,6 +247,7 @@ __all__ = [
     "QuantizerCard",
     "RecordAmax",
     "Recorder",
+    "Recording",
     "Refused",
     "Request",
     "Route",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from octavo import GroupedTensorSpec, QuantizerSpec, Recipe
 from octavo.formats import DType
 from octavo_registry.contract.quantize import AnyBoundQuantize
+from octavo_registry.contract.recording import MakeRecorder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,6 +124,24 @@ class ExpertRanks(Protocol):
     def explain_exchange(self, recipe: Recipe, ranks: int, dtype: DType, device: str) -> Sequence[tuple[str, str]]:
         """What the layer exchanges between so many ranks by default, for tokens of `dtype` on devices of that kind,
         which need not be here: pairs of what and how.
+        """
+
+
+@runtime_checkable
+class Recording(Protocol):
+    """What a bridge offers besides where its front end has passes written down by a backend's recorder."""
+
+    def write_down(
+        self, make: MakeRecorder[Any], call: Callable[[], Any], arrays: Sequence[Any]
+    ) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
+        """The result of `call()`, and a function of other arrays that makes the launches of the call on these and
+        returns theirs.
+
+        make     `BoundFprop.recorder`
+        call     launches functions of the answer's backend alone; its result is an array that it has allocated
+        arrays   those that the launches read. The others have their order, shapes and dtypes
+
+        Raises ValueError with the reason for launches that cannot be made again.
         """
 
 

@@ -52,6 +52,11 @@ def one_per_scaling(full: bool) -> list[QuantizerVariant]:
     return [QuantizerVariant(name, RAGGED[name]) for name in _ONE_PER_SCALING]
 
 
+def delayed(full: bool) -> list[QuantizerVariant]:
+    """`one_per_scaling` of the scaling that has a state."""
+    return [variant for variant in one_per_scaling(full) if variant.spec.scaling == "delayed"]
+
+
 def rows_and_weights(full: bool) -> list[QuantizerVariant]:
     """One quantizer per scaling on rows, and every one of stacked weights."""
     return [*one_per_scaling(full), *stacked(full)]

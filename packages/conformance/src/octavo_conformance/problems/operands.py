@@ -136,12 +136,10 @@ def gemm_operand(case: Case, plan: Plan, problem: Problem, operand: Operand, qua
         return case.array(problem.of(operand))
     if plan.layouts.get(operand, PLAIN) == PLAIN:
         return to_framework(case, quantized, case.sizes(problem.sizes))
-    spec = quantized.spec.quantizer
-    quantizer = quantizer_for(case, plan, problem, operand, spec)
-    scale = case.array(problem.scales[operand]) if spec.scaling == "delayed" else None
+    spec, x = quantized.spec.quantizer, case.array(problem.of(operand))
     sizes = None if operand == "w" else case.sizes(problem.sizes)
-    x = case.array(problem.of(operand))
-    return quantizer.run(x, sizes, seed=SEED if spec.stochastic else None, operand=operand, scale=scale)
+    quantizer = quantizer_for(case, plan, problem, operand, spec)
+    return quantizer.run(x, sizes, **quantizer_arguments(case, problem, operand, spec))
 
 
 def gemm_call(case: Case, problem: Problem, **fields: Any) -> tuple[Callable[..., Any], list[Any]]:
@@ -160,6 +158,11 @@ def quantizer_for(case: Case, plan: Plan, problem: Problem, operand: Operand, sp
     """The plan of the backend's own quantizer, whose bits the quantize part checks, to the layout that `plan` wants:
     one of the backend's own can come from nowhere else."""
     layout, rowwise = plan.layouts.get(operand, PLAIN), readers(operand, plan.request.weight)[0] == case.gemm
+    return quantizer_to(case, problem, operand, spec, (layout, PLAIN) if rowwise else (PLAIN, layout))
+
+
+def quantizer_to(case: Case, problem: Problem, operand: Operand, spec: QuantizerSpec, layouts: tuple[str, str]) -> Plan:
+    """The plan of the backend's own quantizer of an operand, to these layouts of its rowwise and columnwise planes."""
     return case.plan(
         "quantize",
         recipe=None,
@@ -168,8 +171,17 @@ def quantizer_for(case: Case, plan: Plan, problem: Problem, operand: Operand, sp
         out_dtype=case.dtype,
         k=problem.of(operand).shape[-1],
         groups=len(problem.sizes),
-        layouts=(layout, PLAIN) if rowwise else (PLAIN, layout),
+        layouts=layouts,
     )
+
+
+def quantizer_arguments(case: Case, problem: Problem, operand: Operand, spec: QuantizerSpec) -> dict[str, Any]:
+    """What the function of a quantizer by `spec`, alone or fused, takes by name."""
+    return {
+        "seed": SEED if spec.stochastic else None,
+        "operand": operand,
+        "scale": case.array(problem.scales[operand]) if spec.scaling == "delayed" else None,
+    }
 
 
 def padded_offsets(sizes: Array, alignment: int) -> Array:

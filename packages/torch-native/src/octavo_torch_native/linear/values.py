@@ -1,7 +1,8 @@
 """Which planes of a recorded layer hold the bf16 values that its GEMMs multiply, in the place of codes.
 
 MXFP8 and NVFP4 are multiplied as exact bf16 copies. A plane that is read in the pass that writes it needs no codes: its
-quantizer writes the values themselves. The column planes of x and w wait for backward as codes, in 8 or 4 bits.
+quantizer writes the values themselves, if its kernels do (`octavo_native.values`). The column planes of x and w wait
+for backward as codes, in 8 or 4 bits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
-from octavo_native.support import EMULATED_RECIPES
+from octavo_native.values import writes_values
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest, gemm_form
 from octavo_torch_native.gemm.spec import GemmSpec
 
@@ -28,31 +29,23 @@ def planes_of_values(
     gemms: Mapping[Gemm, Plan[GemmRequest, Any]], quantizers: Mapping[Operand, Plan[QuantizeRequest, Any]]
 ) -> frozenset[PlaneName]:
     """The planes that hold values: none, unless the layer's products are emulated and its quantizers write values."""
-    dtypes = {"x": "in_dtype", "w": "in_dtype", "dy": "out_dtype"}
     fprop = gemms["fprop"].request
+    dtypes = {"x": fprop.in_dtype, "w": fprop.in_dtype, "dy": fprop.out_dtype}
     if not emulates(fprop):
         return frozenset()
+    specs = {operand: plan.request.quantizer for operand, plan in quantizers.items()}
     return frozenset(
         (operand, direction)
         for operand, direction in READ_AT_ONCE
-        if operand in quantizers
-        and _writes_values(quantizers[operand].request, getattr(fprop, dtypes[operand]))
-        and direction in quantizers[operand].request.quantizer.directions
+        if operand in specs
+        and direction in specs[operand].directions
+        and writes_values(specs[operand], direction, dtypes[operand])
     )
 
 
 def emulates(request: GemmRequest) -> bool:
     """Whether the layer's kernels multiply bf16 copies of MXFP8 and NVFP4: the CPU's multiply what codes stand for."""
     return request.device == "cuda"
-
-
-def _writes_values(request: QuantizeRequest, dtype: str) -> bool:
-    """Whether the kernels write values of what comes in `dtype`."""
-    spec = request.quantizer
-    if spec.scaling not in EMULATED_RECIPES or spec.mxfp4 is not None:
-        return False
-    # NVFP4's kernels that write values hold two bytes per element
-    return spec.scaling == "mxfp8" or (dtype != "float32" and not (spec.square and spec.stochastic))
 
 
 def reading_values(gemm: Gemm, spec: GemmSpec, valued: frozenset[PlaneName]) -> GemmSpec:

@@ -14,13 +14,13 @@ from torch.nn import Parameter
 from octavo_torch.arrays.dtypes import name_of
 from octavo_torch.compiler.autograd_context import AutogradContext, Packed
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.compiler.transforms import is_wrapped
 
 _ALIGNMENT = 16
 """Bytes that kernels load at once, and at a multiple of which torch's own memory begins."""
 
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _is_compiling = torch.compiler.is_compiling
-_stands_for_another = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def save(ctx: AutogradContext, *tensors: Tensor | None) -> None:
@@ -68,7 +68,7 @@ def _changed(tensor: Tensor, saved: Packed) -> ValueError:
 
 
 def _checked(tensor: Tensor | None, packed: Packed | None) -> Tensor | None:
-    if tensor is None or packed is None or not is_plain(tensor) or _stands_for_another(tensor):
+    if tensor is None or packed is None or not is_plain(tensor) or is_wrapped(tensor):
         return tensor
     given = tensor.dtype, tensor.shape, tensor.device
     if given != packed:

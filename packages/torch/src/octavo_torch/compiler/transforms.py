@@ -20,6 +20,9 @@ R = TypeVar("R")
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
+is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+"""Whether a tensor stands for another one, inside of a transform: it has no memory of its own."""
+
 
 GROUPS = "groups are its own batch: give all rows in one call, a group of group_sizes for each"
 """What a caller of vmap does where a function takes rows of groups."""

@@ -16,6 +16,7 @@ from octavo_torch.autograd.gradients import Context, needed_gradients
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.compiler.transforms import is_wrapped
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.linear.call import Call, WholePasses
 from octavo_torch.linear.contexts import run_backward
@@ -25,7 +26,6 @@ from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
-_stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def whole_passes_for(
@@ -40,8 +40,8 @@ def whole_passes_for(
         whole is not None
         and is_plain(x)
         and is_plain(w)
-        and not (_stands_for_another(x) or _stands_for_another(w))
-        and not (bias is not None and _stands_for_another(bias))
+        and not (is_wrapped(x) or is_wrapped(w))
+        and not (bias is not None and is_wrapped(bias))
         and whole.takes(x, w, bias, state)
     ):
         return whole

@@ -11,7 +11,7 @@ graph is retained, backward frees h and the codes that forward has made, each as
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward
-from octavo_torch.mlp.gradients import Needs, check_whole, gradients
+from octavo_torch.mlp.gradients import Needs, Part, check_whole, gradients
 
 
 class MlpContext(Context, Protocol):
@@ -131,7 +131,7 @@ class _SavedOperands:
     def of_x(self, dx: Tensor) -> Callable[[], Tensor]:
         return lambda: dx
 
-    def done_with(self, name: Literal["h", "x", "a", "w1", "w2"]) -> None:
+    def done_with(self, name: Part) -> None:
         if not self._frees:
             return
         self._ctx.freed = True

@@ -36,6 +36,10 @@ class Needs(NamedTuple):
     later: bool
 
 
+Part = Literal["h", "x", "a", "w1", "w2"]
+"""What a backward may free when it has been read."""
+
+
 class BackwardOperands(Protocol):
     """The operands of a backward. Each method is called at most once, just before its result is read.
 
@@ -90,7 +94,7 @@ class BackwardOperands(Protocol):
 
     def of_x(self, dx: Tensor, /) -> Callable[[], Tensor]: ...
 
-    def done_with(self, name: Literal["h", "x", "a", "w1", "w2"], /) -> None: ...
+    def done_with(self, name: Part, /) -> None: ...
 
 
 class Gradients(NamedTuple):

@@ -19,7 +19,7 @@ from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer
-from octavo_torch.mlp.gradients import is_postponed
+from octavo_torch.mlp.gradients import Part, is_postponed
 from octavo_torch.moe.forward import quantize_once, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.saved import MoeContext
@@ -32,9 +32,6 @@ _after = _operators.define(
     lambda value, earlier: torch.empty_like(value),
 )
 """A copy of `value` that a compiler cannot compute before `earlier`."""
-
-
-Part = Literal["h", "x", "a", "w1", "w2"]
 
 
 class Frees:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.mlp.gradients import Needs, gradients
+from octavo_torch.mlp.gradients import Needs, Part, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import Arriving, forward
 from octavo_torch.moe.kept import Kept
-from octavo_torch.moe.kept_operands import Frees, KeptOperands, Part
+from octavo_torch.moe.kept_operands import Frees, KeptOperands
 from octavo_torch.moe.saved import MoeContext, kept_by, scales_to_keep
 from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
 from octavo_torch.recording.tape import Tape

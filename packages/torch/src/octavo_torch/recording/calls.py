@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.compiler.transforms import is_wrapped
 from octavo_torch.memo import Bounded
 from octavo_torch.recording.recorded_pass import RecordedPass
 from octavo_torch.recording.tape import Tape
@@ -19,7 +20,6 @@ Given = list[Tensor | None]
 Kept = TypeVar("Kept")
 
 _PIECE = 16
-_stands_for_another: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class RecordedCalls(Generic[Kept]):
@@ -75,7 +75,7 @@ def direct(operands: Given, others: Sequence[Tensor]) -> Given | None:
     for place, tensor in enumerate(given):
         if tensor is not None and not (
             is_plain(tensor)
-            and not _stands_for_another(tensor)
+            and not is_wrapped(tensor)
             and (tensor.is_contiguous() or (tensor.dim() == 3 and tensor.mT.is_contiguous()))
             and tensor.data_ptr() != 0
             and (place >= len(operands) or tensor.data_ptr() % _PIECE == 0)
