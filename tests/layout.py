@@ -25,7 +25,7 @@ MOST_ANY_LINES = 100
 # folders, at any depth. Modules of the package itself that are not listed are on top of everything.
 LEVELS: dict[str, tuple[str, ...]] = {
     "octavo_torch": (
-        *("memo", "uncounted_steps", "recording", "compiler", "arrays", "arithmetic", "functions", "dispatch"),
+        *("memo", "uncounted_steps", "compiler", "recording", "arrays", "arithmetic", "functions", "dispatch"),
         *("autograd", "wgrad"),
         *("scaling", "quantizers"),
         *("linear", "dense", "mlp", "moe", "lora", "distributed", "optimizers", "checkpoint", "reference", "adapters"),

@@ -17,8 +17,7 @@ from torch import Tensor
 from octavo import PRESETS, DelayedScaling, Recipe
 from octavo_torch import DelayedState, MoE, Room, moe_mlp, quantize_weight
 from octavo_torch.moe import passes
-from octavo_torch.moe.recorded import RecordedMoe
-from octavo_torch.recording import recorded_pass
+from octavo_torch.recording import calls, recorded_pass
 
 T, C, G, K, F, N = 61, 3, 5, 144, 112, 80
 NATIVE = "torch-native"
@@ -197,7 +196,7 @@ def test_another_thread_may_call_while_a_pass_is_written_down(
     found: list[Any] = []
     with ThreadPoolExecutor(1) as thread:
 
-        class Watched(RecordedMoe):
+        class Watched(calls.RecordedCalls[Any]):
             def __setattr__(self, name: str, value: object) -> None:
                 super().__setattr__(name, value)
                 if name != "backward" and get_ident() == main:
@@ -205,7 +204,7 @@ def test_another_thread_may_call_while_a_pass_is_written_down(
                     found.append(thread.submit(step, other, choices, dy, recipe=recipe, **kind).result())
 
         main = get_ident()
-        monkeypatch.setattr(passes, "RecordedMoe", Watched)
+        monkeypatch.setattr(calls, "RecordedCalls", Watched)
         for _ in range(3):
             given, elsewhere = draw(rng, "cpu")
             step(given, elsewhere, torch.randn(T, N).bfloat16(), recipe=recipe, **kind)

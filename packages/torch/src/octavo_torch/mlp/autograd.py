@@ -6,40 +6,55 @@ Backward:  dy quantized -> fc2's dgrad and wgrad -> activation's gradient + bias
 Saved for backward, in bytes per element of a bf16 call whose recipe has codes of one byte (scales aside): 1 of x, 2 of
 h, 1 of the activation, 1 of each weight. An activation that wgrad reads in high precision is computed again. Unless the
 graph is retained, backward frees h and the codes that forward has made, each as soon as nothing else will read it.
+
+The second call of a kind is written down (octavo_torch.recording), and later ones make its launches on their arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
 from octavo_torch.autograd.saved import Saved, caller_sizes, free_saved, may_free
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
+from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import Matrix
+from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
-from octavo_torch.linear.contexts import run_backward
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward
-from octavo_torch.mlp.gradients import Needs, Part, check_whole, gradients
+from octavo_torch.mlp.gradients import Gradients, Needs, Part, check_whole, gradients
+from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
+from octavo_torch.recording.tape import Tape
+
+_is_compiling = torch.compiler.is_compiling
+
+Places = dict[str, Saved]
+"""Where the operands that backward reads are among what is saved, by name: x, w1, a (the activation), w2."""
+
+Forward = tuple[Tensor, Sequence[Tensor | None], Places]
+"""y [M, N], what autograd saves (sizes, h, probs, bias2, bias2_scales, and operands), and the places of operands."""
 
 
 class MlpContext(Context, Protocol):
-    """autograd's ctx of a grouped MLP. x, w1, a (the activation) and w2 are set only if the backward reads them.
+    """autograd's ctx of a grouped MLP.
 
-    freed   whether a backward has freed what it has read
+    freed      whether a backward has freed what it has read
+    recorded   the passes of such calls, if the forward was written down; None: the backward is composed
     """
 
     call: MlpCall
     freed: bool
-    x: Saved
-    w1: Saved
-    a: Saved
-    w2: Saved
+    places: Places
+    recorded: RecordedCalls[Places] | None
 
 
 class GroupedMLPFunction(FirstOrderFunction):
@@ -60,48 +75,120 @@ class GroupedMLPFunction(FirstOrderFunction):
         anchor: Tensor | None,
     ) -> Tensor:
         """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
-        plan = call.plan
-        fc1, fc2 = plan.fc1, plan.fc2
         dtypes = dtypes_of(x, w1, w2, probs, bias1, bias2, bias2_scales, anchor)
         w1, w2 = call.fc1.values_of(w1), call.fc2.values_of(w2)
-        operands = Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
-        own_x, own_w1, own_w2 = (codes is None for codes in (call.fc1.x_codes, call.fc1.w_codes, call.fc2.w_codes))
-        result = forward(call, operands)
+        (y, tensors, ctx.places), ctx.recorded = run_forward(
+            call, Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
+        )
         call.release()
-        tensors = [caller_sizes(call.sizes), None, None, None, None]
-        if fc2.need_dx or (fc2.need_dw and not fc2.quantized_wgrad):
-            tensors[1:3] = [result.h, probs]
-        if bias2_scales is not None:
-            tensors[3:] = [bias2, bias2_scales]
-        if fc1.need_dw:
-            ctx.x = Saved(result.x if fc1.quantized_wgrad else x, tensors, own_x)
-        if fc1.need_dx:
-            ctx.w1 = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1, fc1.w_planes.dgrad)
-        if fc2.need_dw and fc2.quantized_wgrad:
-            ctx.a = Saved(result.a, tensors, own=True)
-        if fc2.need_dx:
-            ctx.w2 = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
         save(ctx, *tensors)
         ctx.call, ctx.freed, ctx.dtypes = call, False, dtypes
         if out is not None:
             ctx.mark_dirty(out)
-        return result.y
+        return y
 
     @staticmethod
     def backward(ctx: MlpContext, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients in the order of forward's arguments."""
         check_no_graph(dy)
         with torch.no_grad():
-            return (None, None, *run_backward(_backward, ctx, dy))
+            return (None, None, *contexts.run_backward(_backward, ctx, dy))
+
+
+def run_forward(call: MlpCall, operands: Operands) -> tuple[Forward, RecordedCalls[Places] | None]:
+    """A forward, of a call with sizes as they were given; and the passes of such calls, None where it is composed."""
+    given = _given_to_forward(call, operands)
+    recorded = None if given is None else call.plan.calls.of(call.kind(given))
+    if recorded is None or given is None:
+        return _composed_forward(call, operands), None
+    again = recorded.forward
+    if again is not None:
+        result, *saved = again.run(given, operands.x)
+        call.mark_states()
+        assert result is not None  # every forward returns it
+        return (result, saved, recorded.kept), recorded
+    assert call.plan.recorder is not None  # of what is given
+    with Tape(call.plan.recorder, operands.x, given) as tape:
+        y, tensors, places = _composed_forward(call, operands, keeps_sizes=True)
+    recorded.set_forward(written(tape, given, [y, *tensors]), places)
+    return (y, tensors, places), None if recorded.composed else recorded
+
+
+def _given_to_forward(call: MlpCall, operands: Operands) -> Given | None:
+    """What the launches of a forward read or change; None where they would not read them as they are, or a pass does
+    more than to launch."""
+    sizes = call.sizes
+    if (
+        call.plan.recorder is None
+        or not isinstance(sizes, Tensor)
+        or not is_plain(operands.x)
+        or not operands.x.numel()
+        or sizes.device != operands.x.device
+        or call.fc1.x_codes is not None
+    ):
+        return None
+    if any(option is not None for option in (call.out, call.grad_input, call.room, call.probes)):
+        return None
+    return direct([*operands, *call.codes_given()], [sizes, *call.state_tensors()])
+
+
+def _composed_forward(call: MlpCall, operands: Operands, *, keeps_sizes: bool = False) -> Forward:
+    """keeps_sizes   saves sizes for a backward that prepares them itself, and none beside codes of rows"""
+    x, w1, w2, probs, _, bias2, bias2_scales = operands
+    fc1, fc2 = call.plan.fc1, call.plan.fc2
+    sizes = call.sizes
+    assert isinstance(sizes, Tensor)  # not prepared before
+    call.prepare_sizes(sizes, x.shape[0], x)
+    own_x, own_w1, own_w2 = (codes is None for codes in (call.fc1.x_codes, call.fc1.w_codes, call.fc2.w_codes))
+    result = forward(call, operands)
+    rows_x, rows_a = (_without_sizes(each) if keeps_sizes else each for each in (result.x, result.a))
+    tensors = [group_sizes_of(call.sizes) if keeps_sizes else caller_sizes(call.sizes), None, None, None, None]
+    places: Places = {}
+    if fc2.need_dx or (fc2.need_dw and not fc2.quantized_wgrad):
+        tensors[1:3] = [result.h, probs]
+    if bias2_scales is not None:
+        tensors[3:] = [bias2, bias2_scales]
+    if fc1.need_dw:
+        places["x"] = Saved(rows_x if fc1.quantized_wgrad else x, tensors, own_x)
+    if fc1.need_dx:
+        places["w1"] = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1, fc1.w_planes.dgrad)
+    if fc2.need_dw and fc2.quantized_wgrad:
+        places["a"] = Saved(rows_a, tensors, own=True)
+    if fc2.need_dx:
+        places["w2"] = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
+    return result.y, tensors, places
+
+
+def _without_sizes(rows: Matrix) -> Matrix:
+    return replace(rows, group_sizes=None) if isinstance(rows, GroupedTensor) else rows
+
+
+class _Frees:
+    """Frees what a backward has read of what its forward has saved, unless a later backward is to read it again."""
+
+    def __init__(self, ctx: MlpContext, tensors: Sequence[Tensor], dy: Tensor) -> None:
+        self._ctx, self._tensors, self._frees = ctx, tensors, may_free(dy)
+
+    def __call__(self, name: Part) -> None:
+        """Frees the operand of this name: see BackwardOperands.done_with."""
+        if not self._frees:
+            return
+        self._ctx.freed = True
+        if name == "h":
+            free_saved(self._tensors[1])
+        elif name != "a" or self._ctx.call.plan.fc2.quantized_wgrad:
+            self._ctx.places[name].free(self._tensors)
 
 
 class _SavedOperands:
     """The BackwardOperands of a grouped MLP: what its forward has saved, and dy."""
 
-    def __init__(self, ctx: MlpContext, dy: Tensor) -> None:
-        check_whole(ctx.freed)
-        self._ctx, self._dy, self._tensors, self._frees = ctx, [dy], saved_tensors(ctx), may_free(dy)
-        sizes, self._h, self.probs, self.bias2, self.bias2_scales = self._tensors[:5]
+    def __init__(
+        self, ctx: MlpContext, tensors: Sequence[Tensor], dy: Tensor, done_with: Callable[[Part], None]
+    ) -> None:
+        self._call, self._places, self._tensors = ctx.call, ctx.places, tensors
+        self._dy, self.done_with = [dy], done_with
+        sizes, self._h, self.probs, self.bias2, self.bias2_scales = tensors[:5]
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
 
     holds_dy, awaits_dy = True, False
@@ -114,38 +201,87 @@ class _SavedOperands:
         return self._h
 
     def x(self) -> Matrix:
-        return self._ctx.x.load(self._tensors)
+        return self._rows("x")
 
     def a(self, h: Tensor, seed: DrawnSeed) -> Matrix:
-        call = self._ctx.call
-        if call.plan.fc2.quantized_wgrad:
-            return self._ctx.a.load(self._tensors)
-        return activation_again(call, h, self.probs, seed)
+        if self._call.plan.fc2.quantized_wgrad:
+            return self._rows("a")
+        return activation_again(self._call, h, self.probs, seed)
 
     def w1(self) -> Matrix:
-        return self._ctx.w1.load(self._tensors)
+        return self._load("w1")
 
     def w2(self) -> Matrix:
-        return self._ctx.w2.load(self._tensors)
+        return self._load("w2")
 
     def of_x(self, dx: Tensor) -> Callable[[], Tensor]:
         return lambda: dx
 
-    def done_with(self, name: Part) -> None:
-        if not self._frees:
-            return
-        self._ctx.freed = True
-        if name == "h":
-            free_saved(self._h)
-        elif name != "a" or self._ctx.call.plan.fc2.quantized_wgrad:
-            saved: Saved = getattr(self._ctx, name)
-            saved.free(self._tensors)
+    def _rows(self, name: str) -> Matrix:
+        rows = self._load(name)
+        if isinstance(rows, GroupedTensor) and rows.group_sizes is None:
+            rows.group_sizes = group_sizes_of(self.sizes)
+        return rows
+
+    def _load(self, name: str) -> Matrix:
+        return self._places[name].load(self._tensors)
 
 
 def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
     needs = Needs(*needed_gradients(ctx, ctx.needs_input_grad[2:], dy))
     note_left_out(ctx, needs.later, ctx.call.fc1, ctx.call.fc2)
-    return cast_gradients((*gradients(ctx.call, needs, _SavedOperands(ctx, dy)), None), ctx.dtypes)
+    check_whole(ctx.freed)
+    beside = ctx.recorded is not None and _is_compiling() and is_plain(dy)
+    run = _beside_graph if beside else _run_backward
+    return cast_gradients((*run(ctx, saved_tensors(ctx), dy, needs), None), ctx.dtypes)
+
+
+def _run_backward(ctx: MlpContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> Gradients:
+    frees, recorded = _Frees(ctx, tensors, dy), ctx.recorded
+    given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
+    if recorded is None or given is None:
+        return _composed_backward(ctx, tensors, dy, needs, frees)
+    kind = needs, dy.dtype
+    if kind not in recorded.backward:
+        recorder = ctx.call.plan.recorder
+        assert recorder is not None  # forward was written down
+        tape = Tape(recorder, dy, given)
+
+        def done_with(part: Part) -> None:
+            tape.stop(part)
+            frees(part)
+
+        with tape:
+            found = _composed_backward(ctx, tensors, given[0], needs, done_with)  # type: ignore[arg-type]  # dy is given
+        recorded.backward[kind] = written(tape, given, found)
+        return found
+    again = recorded.backward[kind]
+    if again is None:
+        return _composed_backward(ctx, tensors, dy, needs, frees)
+    results = again.run(given, dy, frees)  # type: ignore[arg-type]  # stops are a backward's parts
+    ctx.call.mark_states()
+    return Gradients(*results)
+
+
+# compiled autograd traces the backward of a forward that was eager, and what it traces has no addresses
+_beside_graph = torch.compiler.disable(_run_backward)  # type: ignore[no-untyped-call]
+
+
+def _given_to_backward(ctx: MlpContext, tensors: Sequence[Tensor | None], dy: Tensor) -> Given | None:
+    call = ctx.call
+    if call.fc1.target is not None or call.fc2.target is not None:
+        return None  # what becomes of a weight's gradient is not a launch alone
+    sizes, *operands = tensors
+    assert sizes is not None  # of a forward that was written down
+    return direct([dy.contiguous(), *operands], [sizes, *call.state_tensors()])
+
+
+def _composed_backward(
+    ctx: MlpContext, tensors: Sequence[Tensor], dy: Tensor, needs: Needs, done_with: Callable[[Part], None]
+) -> Gradients:
+    if ctx.recorded is not None:
+        ctx.call.prepare_sizes(tensors[0], dy.shape[0], dy)
+    return gradients(ctx.call, needs, _SavedOperands(ctx, tensors, dy, done_with))
 
 
 grouped_mlp_function: Callable[..., Tensor] = GroupedMLPFunction.apply

@@ -26,9 +26,8 @@ from octavo_torch.linear.prepare import mark_written, parameters_of
 from octavo_torch.linear.quantized_input import QUANTIZED, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_mlp, check_operands
-from octavo_torch.mlp.autograd import grouped_mlp_function
+from octavo_torch.mlp.autograd import grouped_mlp_function, run_forward
 from octavo_torch.mlp.call import MlpCall, Operands
-from octavo_torch.mlp.forward import forward
 from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import for_backward
@@ -95,13 +94,11 @@ def apply(
     call.set_layers(plan, block, sizes)
     call.fc1.x_codes = x_codes
     w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
-    if plan.prepare is not None:
-        call.fc1.sizes = call.fc2.sizes = plan.prepare(sizes, x.shape[0], x)
     # detached so that the caller's tensor stays a plain buffer, for the next call
     out = call.fc2.out = None if call.out is None else call.out.detach()
     if any(needs):
         return grouped_mlp_function(call, out, x, w1_leaf, w2_leaf, *arrays[3:], call.anchor)
-    y = forward(call, arrays).y
+    (y, *_), _ = run_forward(call, arrays)
     mark_written(out)
     return y
 
