@@ -18,6 +18,7 @@ from torch import Tensor
 import octavo_native
 from octavo import MXFP8, NVFP4, BlockScaling, Recipe
 from octavo.quantizer import Operand
+from octavo.recipe_base import GEMMS
 from octavo_native.layouts import VALUES
 from octavo_torch import grouped_linear
 from octavo_torch.dispatch.layers import layer_for
@@ -70,6 +71,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
 )
 def test_bits_of_codes(name: str, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """y, dx and dw, for every set of wanted gradients, of ragged groups and an empty one."""
+    if device == "cuda" and dtype is torch.float32 and not all(map(RECIPES[name].quantizes, GEMMS)):
+        pytest.skip("products of fp32 in high precision are none of the CUDA kernels'")
     for needs in ((True, True), (True, False), (False, True), (False, False)):
         emulated(monkeypatch, True)
         made = step(again(RECIPES[name]), device, needs, dtype)
