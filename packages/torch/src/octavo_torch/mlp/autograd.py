@@ -22,7 +22,7 @@ from torch import Tensor
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
-from octavo_torch.autograd.saved import Saved, caller_sizes, free_saved, may_free
+from octavo_torch.autograd.saved import Saved, free_saved, may_free
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
@@ -109,7 +109,7 @@ def run_forward(call: MlpCall, operands: Operands) -> tuple[Forward, RecordedCal
         return (result, saved, recorded.kept), recorded
     assert call.plan.recorder is not None  # of what is given
     with Tape(call.plan.recorder, operands.x, given) as tape:
-        y, tensors, places = _composed_forward(call, operands, keeps_sizes=True)
+        y, tensors, places = _composed_forward(call, operands)
     recorded.set_forward(written(tape, given, [y, *tensors]), places)
     return (y, tensors, places), None if recorded.composed else recorded
 
@@ -132,8 +132,7 @@ def _given_to_forward(call: MlpCall, operands: Operands) -> Given | None:
     return direct([*operands, *call.codes_given()], [sizes, *call.state_tensors()])
 
 
-def _composed_forward(call: MlpCall, operands: Operands, *, keeps_sizes: bool = False) -> Forward:
-    """keeps_sizes   saves sizes for a backward that prepares them itself, and none beside codes of rows"""
+def _composed_forward(call: MlpCall, operands: Operands) -> Forward:
     x, w1, w2, probs, _, bias2, bias2_scales = operands
     fc1, fc2 = call.plan.fc1, call.plan.fc2
     sizes = call.sizes
@@ -141,19 +140,19 @@ def _composed_forward(call: MlpCall, operands: Operands, *, keeps_sizes: bool = 
     call.prepare_sizes(sizes, x.shape[0], x)
     own_x, own_w1, own_w2 = (codes is None for codes in (call.fc1.x_codes, call.fc1.w_codes, call.fc2.w_codes))
     result = forward(call, operands)
-    rows_x, rows_a = (_without_sizes(each) if keeps_sizes else each for each in (result.x, result.a))
-    tensors = [group_sizes_of(call.sizes) if keeps_sizes else caller_sizes(call.sizes), None, None, None, None]
+    # a checkpoint that runs the forward again expects as many tensors, whether or not the pass was written down then
+    tensors = [group_sizes_of(call.sizes), None, None, None, None]
     places: Places = {}
     if fc2.need_dx or (fc2.need_dw and not fc2.quantized_wgrad):
         tensors[1:3] = [result.h, probs]
     if bias2_scales is not None:
         tensors[3:] = [bias2, bias2_scales]
     if fc1.need_dw:
-        places["x"] = Saved(rows_x if fc1.quantized_wgrad else x, tensors, own_x)
+        places["x"] = Saved(_without_sizes(result.x) if fc1.quantized_wgrad else x, tensors, own_x)
     if fc1.need_dx:
         places["w1"] = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1, fc1.w_planes.dgrad)
     if fc2.need_dw and fc2.quantized_wgrad:
-        places["a"] = Saved(rows_a, tensors, own=True)
+        places["a"] = Saved(_without_sizes(result.a), tensors, own=True)
     if fc2.need_dx:
         places["w2"] = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
     return result.y, tensors, places
