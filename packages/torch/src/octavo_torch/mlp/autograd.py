@@ -31,7 +31,7 @@ from octavo_torch.mlp.gradients import Needs, check_whole, gradients
 class MlpContext(Context, Protocol):
     """autograd's ctx of a grouped MLP. x, w1, a (the activation) and w2 are set only if the backward reads them.
 
-    freed   whether a backward has freed what it has read
+    freed   whether a backward that has not ended has freed what it has read
     """
 
     call: MlpCall
@@ -145,7 +145,9 @@ class _SavedOperands:
 def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
     needs = Needs(*needed_gradients(ctx, ctx.needs_input_grad[2:], dy))
     note_left_out(ctx, needs.later, ctx.call.fc1, ctx.call.fc2)
-    return cast_gradients((*gradients(ctx.call, needs, _SavedOperands(ctx, dy)), None), ctx.dtypes)
+    found = gradients(ctx.call, needs, _SavedOperands(ctx, dy))
+    ctx.freed = False  # it has ended: autograd refuses another one in its own words
+    return cast_gradients((*found, None), ctx.dtypes)
 
 
 grouped_mlp_function: Callable[..., Tensor] = GroupedMLPFunction.apply
