@@ -15,6 +15,7 @@ from torch import Tensor
 
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.compiler.tracing import is_plain
+from octavo_torch.linear.arguments import check_state
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.prepare import mark_written
 from octavo_torch.mlp.gradients import Needs, gradients
@@ -74,7 +75,11 @@ def run_forward(
 
 
 def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> MoeGradients:
-    """The gradients. `tensors` are those that forward has saved."""
+    """The gradients. `tensors` are those that forward has saved. ValueError for a state that has changed in shape or
+    dtype since."""
+    for each in (ctx.call.fc1, ctx.call.fc2):
+        if each.state is not None:
+            check_state(each.recipe, each.state, dy, each.layer.groups)
     frees, recorded = Frees(ctx, tensors, dy), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:
