@@ -159,6 +159,27 @@ def test_what_may_differ_between_calls(device: str, rng: np.random.Generator, co
             assert_equal([y, *torch.autograd.grad(y, leaves, dy)], expected, f"codes, {what}")
 
 
+@pytest.mark.parametrize("form", ["standard", "keep_all"])
+def test_a_state_that_was_replaced_before_backward_is_refused(form: str, rng: np.random.Generator) -> None:
+    """Kernels get addresses alone: a scale in another dtype, and a history of other shape, are refused by a backward
+    that is composed, written down or run again."""
+    recipe, kind = DelayedScaling(history=4), of_a_new_kind()
+    wrong = {"scale": torch.ones(3, G).bfloat16(), "history": torch.zeros(3, 8, G)}
+    for _ in range(3):
+        for name, value in wrong.items():
+            for right in (False, True):
+                given, choices = draw(rng, "cpu")
+                state = states_of(recipe, "cpu")
+                assert state is not None  # of delayed scaling
+                y = moe_mlp(choices=choices, backend=NATIVE, recipe=recipe, state=state, form=form, **given, **kind)
+                if right:
+                    y.sum().backward()
+                    continue
+                setattr(state[0], name, value)
+                with pytest.raises(ValueError, match=r"give \[3, 4, G\] and \[3, G\], both in float32"):
+                    y.sum().backward()
+
+
 def test_an_amax_is_recorded_where_it_was_asked_for(rng: np.random.Generator) -> None:
     """A module records while it trains and not in evaluation, whichever of the two was written down first."""
     for first in (True, False):

@@ -160,6 +160,21 @@ def test_what_somebody_else_reads_is_not_freed(rng: np.random.Generator) -> None
     assert_equal(*made)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("layer", ["mlp", "moe"])
+def test_a_second_backward_is_refused_by_autograd(layer: str, rng: np.random.Generator) -> None:
+    """Where the first was not to retain the graph, nothing says that an error has broken it off."""
+    given = operands()
+    if layer == "mlp":
+        _, y = planes_freed(PRESETS["mxfp8"], given)
+    else:
+        choices, weights = torch.from_numpy(rng.integers(0, G, (M, 2))), torch.rand(M, 2)
+        x, w1, w2 = (given[each] for each in ("x", "w1", "w2"))
+        y = moe_mlp(x, choices, weights, w1, w2, recipe="mxfp8", backend=REFERENCE)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
 def test_a_backward_that_was_broken_off_says_so(rng: np.random.Generator) -> None:
     """Run again, it has nothing to read any more; a new forward works."""
     layer = GroupedMLP(G, K, F, N, recipe=MXFP8(), dtype=torch.bfloat16, main_grad="accumulate", backend=REFERENCE)

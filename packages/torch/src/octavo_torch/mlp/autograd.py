@@ -47,7 +47,7 @@ Forward = tuple[Tensor, Sequence[Tensor | None], Places]
 class MlpContext(Context, Protocol):
     """autograd's ctx of a grouped MLP.
 
-    freed      whether a backward has freed what it has read
+    freed      whether a backward that has not ended has freed what it has read
     recorded   the passes of such calls, if the forward was written down; None: the backward is composed
     """
 
@@ -232,10 +232,13 @@ def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
     check_whole(ctx.freed)
     beside = ctx.recorded is not None and _is_compiling() and is_plain(dy)
     run = _beside_graph if beside else _run_backward
-    return cast_gradients((*run(ctx, saved_tensors(ctx), dy, needs), None), ctx.dtypes)
+    found = run(ctx, saved_tensors(ctx), dy, needs)
+    ctx.freed = False  # it has ended: autograd refuses another one in its own words
+    return cast_gradients((*found, None), ctx.dtypes)
 
 
 def _run_backward(ctx: MlpContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> Gradients:
+    ctx.call.check_states(dy)
     frees, recorded = _Frees(ctx, tensors, dy), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.linear.arguments import check_state
 from octavo_torch.linear.call import Call, Options
 from octavo_torch.linear.contexts import unwrapped_state
 from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, resolve_weight
@@ -144,6 +145,12 @@ class MlpCall(Options):
     def kind(self, given: Given) -> Hashable:
         """What, with the plan, decides about the launches of a forward and of its backward on `given`."""
         return self.record, self.group_offset, self.fc1.w_codes is None, self.fc2.w_codes is None, *shapes_of(given)
+
+    def check_states(self, like: Tensor) -> None:
+        """ValueError for a state whose tensors, which a caller may have replaced, do not fit the layer."""
+        for each in (self.fc1, self.fc2):
+            if each.state is not None:
+                check_state(each.recipe, each.state, like, each.layer.groups)
 
     def mark_states(self) -> None:
         """Notes for autograd that launches have changed delayed scaling's states, as `DelayedState.record` does."""

@@ -79,7 +79,9 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
     check_whole(ctx.freed)
     run = _beside_graph if _is_compiling() and is_plain(dy) else run_backward
-    return cast_gradients((*run(ctx, saved_tensors(ctx), dy, needs), None), ctx.dtypes)
+    found = run(ctx, saved_tensors(ctx), dy, needs)
+    ctx.freed = False  # it has ended: autograd refuses another one in its own words
+    return cast_gradients((*found, None), ctx.dtypes)
 
 
 moe_function: Callable[..., Tensor] = MoeFunction.apply

@@ -65,7 +65,9 @@ def run_forward(
 
 
 def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> MoeGradients:
-    """The gradients. `tensors` are those that forward has saved."""
+    """The gradients. `tensors` are those that forward has saved. ValueError for a state that has changed in shape or
+    dtype since."""
+    ctx.call.check_states(dy)
     frees, recorded = Frees(ctx, tensors, dy), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:

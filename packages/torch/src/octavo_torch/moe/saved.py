@@ -46,7 +46,7 @@ class MoeContext(Context, Protocol):
     saved    where each kept tensor is, by name
     seeds    the seeds with which forward rounded, of fc1 and fc2; None for one that is a tensor, which is kept by name
     reader   reads h's codes; None unless h is kept as codes
-    freed    whether a backward has freed what it has read
+    freed    whether a backward that has not ended has freed what it has read
     dtypes   of the operands; x's is also the dtype of its rows
     recorded   the passes of such calls, if the forward was written down; None: the backward is composed
     """
