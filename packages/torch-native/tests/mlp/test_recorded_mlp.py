@@ -147,3 +147,17 @@ def test_the_peak_is_not_higher(name: str, device: str, rng: np.random.Generator
         del found
     first, *later = peaks
     assert max(later) <= first + (4 << 20), peaks
+
+
+def test_a_state_that_was_replaced_is_refused(rng: np.random.Generator) -> None:
+    """Kernels get addresses alone: a backward that is composed, written down or run again does not take a state for what
+    it was in forward."""
+    recipe, kind = RECIPES["fp8-delayed"], of_a_new_kind()
+    for _ in range(4):
+        given, sizes, dy = draw(rng, "cpu")
+        state = states_of(recipe, G)
+        assert state is not None
+        y = grouped_mlp(group_sizes=sizes, backend=NATIVE, recipe=recipe, state=state, **given, **kind)
+        state[0].scale = state[0].scale.double()
+        with pytest.raises(ValueError, match="in float32, whatever a model is cast to"):
+            torch.autograd.grad(y, given["x"], dy)
