@@ -150,8 +150,8 @@ def test_the_peak_is_not_higher(name: str, device: str, rng: np.random.Generator
 
 
 def test_a_state_that_was_replaced_is_refused(rng: np.random.Generator) -> None:
-    """Kernels get addresses alone: a backward that is composed, written down or run again does not take a state for what
-    it was in forward."""
+    """Kernels get addresses alone: a backward that is composed, written down or run again does not take a state for
+    what it was in forward."""
     recipe, kind = RECIPES["fp8-delayed"], of_a_new_kind()
     for _ in range(4):
         given, sizes, dy = draw(rng, "cpu")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
-from octavo_torch.autograd.saved import Saved, free_saved, may_free
+from octavo_torch.autograd.saved import Saved, free_saved
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
@@ -31,7 +32,7 @@ from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward
-from octavo_torch.mlp.gradients import Gradients, Needs, Part, check_whole, gradients
+from octavo_torch.mlp.gradients import Frees, Gradients, Needs, Part, check_whole, gradients
 from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
 from octavo_torch.recording.tape import Tape
 
@@ -162,21 +163,11 @@ def _without_sizes(rows: Matrix) -> Matrix:
     return replace(rows, group_sizes=None) if isinstance(rows, GroupedTensor) else rows
 
 
-class _Frees:
-    """Frees what a backward has read of what its forward has saved, unless a later backward is to read it again."""
-
-    def __init__(self, ctx: MlpContext, tensors: Sequence[Tensor], dy: Tensor) -> None:
-        self._ctx, self._tensors, self._frees = ctx, tensors, may_free(dy)
-
-    def __call__(self, name: Part) -> None:
-        """Frees the operand of this name: see BackwardOperands.done_with."""
-        if not self._frees:
-            return
-        self._ctx.freed = True
-        if name == "h":
-            free_saved(self._tensors[1])
-        elif name != "a" or self._ctx.call.plan.fc2.quantized_wgrad:
-            self._ctx.places[name].free(self._tensors)
+def _free(ctx: MlpContext, tensors: Sequence[Tensor], name: str) -> None:
+    if name == "h":
+        free_saved(tensors[1])
+    elif name != "a" or ctx.call.plan.fc2.quantized_wgrad:
+        ctx.places[name].free(tensors)
 
 
 class _SavedOperands:
@@ -239,30 +230,16 @@ def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
 
 def _run_backward(ctx: MlpContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> Gradients:
     ctx.call.check_states(dy)
-    frees, recorded = _Frees(ctx, tensors, dy), ctx.recorded
+    call, frees, recorded = ctx.call, Frees(ctx, dy, partial(_free, ctx, tensors)), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:
         return _composed_backward(ctx, tensors, dy, needs, frees)
-    kind = needs, dy.dtype
-    if kind not in recorded.backward:
-        recorder = ctx.call.plan.recorder
-        assert recorder is not None  # forward was written down
-        tape = Tape(recorder, dy, given)
-
-        def done_with(part: Part) -> None:
-            tape.stop(part)
-            frees(part)
-
-        with tape:
-            found = _composed_backward(ctx, tensors, given[0], needs, done_with)  # type: ignore[arg-type]  # dy is given
-        recorded.backward[kind] = written(tape, given, found)
-        return found
-    again = recorded.backward[kind]
-    if again is None:
-        return _composed_backward(ctx, tensors, dy, needs, frees)
-    results = again.run(given, dy, frees)  # type: ignore[arg-type]  # stops are a backward's parts
-    ctx.call.mark_states()
-    return Gradients(*results)
+    assert call.plan.recorder is not None  # forward was written down
+    compose = partial(_composed_backward, ctx, tensors, given[0], needs)  # type: ignore[arg-type]  # dy is given
+    found, run_again = recorded.run_backward((needs, dy.dtype), given, call.plan.recorder, compose, frees)
+    if run_again:
+        call.mark_states()
+    return Gradients(*found)
 
 
 # compiled autograd traces the backward of a forward that was eager, and what it traces has no addresses

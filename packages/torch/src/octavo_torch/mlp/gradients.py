@@ -13,6 +13,7 @@ from torch import Tensor
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.autograd.saved import may_free
 from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import check_grad_input, quantize_operand, weight_gradient
@@ -107,6 +108,26 @@ class Gradients(NamedTuple):
     bias1: Tensor | None = None
     bias2: Tensor | None = None
     bias2_scales: Tensor | None = None
+
+
+class Freed(Protocol):
+    """A ctx: whether a backward that has not ended has freed what it has read."""
+
+    freed: bool
+
+
+class Frees:
+    """Frees what a backward has read of what its forward has saved, unless a later backward is to read it again."""
+
+    def __init__(self, ctx: Freed, dy: Tensor, free: Callable[[str], None]) -> None:
+        """`free` frees the operand of a name."""
+        self._ctx, self._free, self._frees = ctx, free, may_free(dy)
+
+    def __call__(self, name: str) -> None:
+        """Frees the operand of this name: see BackwardOperands.done_with."""
+        if self._frees:
+            self._ctx.freed = True
+            self._free(name)
 
 
 def check_whole(freed: bool) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
-from octavo_torch.autograd.saved import free_saved, may_free
+from octavo_torch.autograd.saved import free_saved
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import Matrix, Rows
@@ -34,26 +34,16 @@ _after = _operators.define(
 """A copy of `value` that a compiler cannot compute before `earlier`."""
 
 
-class Frees:
-    """Frees what a backward has read of what its forward has kept, unless a later backward is to read it again."""
-
-    def __init__(self, ctx: MoeContext, tensors: Sequence[Tensor], dy: Tensor) -> None:
-        self._ctx, self._tensors, self._frees = ctx, tensors, may_free(dy)
-
-    def __call__(self, name: Part) -> None:
-        """Frees the operand of this name: see BackwardOperands.done_with."""
-        if not self._frees:
-            return
-        ctx = self._ctx
-        ctx.freed = True
-        if name == "h":
-            for part in ("h", "h_scales"):
-                if part in ctx.saved:
-                    free_saved(self._tensors[ctx.saved[part].start])
-            return
-        kept = ctx.saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
-        if kept is not None:
-            kept.free(self._tensors)
+def free_kept(ctx: MoeContext, tensors: Sequence[Tensor], name: str) -> None:
+    """Frees the operand of this name among what forward has kept."""
+    if name == "h":
+        for part in ("h", "h_scales"):
+            if part in ctx.saved:
+                free_saved(tensors[ctx.saved[part].start])
+        return
+    kept = ctx.saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
+    if kept is not None:
+        kept.free(tensors)
 
 
 class KeptOperands:

@@ -8,17 +8,18 @@ ones make its launches on their own arrays, in a native call or a few.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.mlp.gradients import Needs, Part, gradients
+from octavo_torch.mlp.gradients import Frees, Needs, Part, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import Arriving, forward
 from octavo_torch.moe.kept import Kept
-from octavo_torch.moe.kept_operands import Frees, KeptOperands
+from octavo_torch.moe.kept_operands import KeptOperands, free_kept
 from octavo_torch.moe.saved import MoeContext, kept_by, scales_to_keep
 from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
 from octavo_torch.recording.tape import Tape
@@ -68,18 +69,16 @@ def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs
     """The gradients. `tensors` are those that forward has saved. ValueError for a state that has changed in shape or
     dtype since."""
     ctx.call.check_states(dy)
-    frees, recorded = Frees(ctx, tensors, dy), ctx.recorded
+    call, frees, recorded = ctx.call, Frees(ctx, dy, partial(free_kept, ctx, tensors)), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:
         return _composed_backward(ctx, tensors, dy, needs, frees)
-    kind = needs, dy.dtype
-    if kind not in recorded.backward:
-        return _write_backward(recorded, ctx, given, frees, needs)
-    again = recorded.backward[kind]
-    if again is None:
-        return _composed_backward(ctx, tensors, dy, needs, frees)
-    found = again.run(given, dy, frees)  # type: ignore[arg-type]  # stops are a backward's parts
-    ctx.call.mark_states()
+    assert call.moe.recorder is not None  # forward was written down
+    own, *kept = given[: len(given) - len(call.state_tensors())]
+    compose = partial(_composed_backward, ctx, kept, own, needs)  # type: ignore[arg-type]  # as ctx.saved_tensors
+    found, run_again = recorded.run_backward((needs, dy.dtype), given, call.moe.recorder, compose, frees)
+    if run_again:
+        call.mark_states()
     return MoeGradients(*found)
 
 
@@ -132,25 +131,6 @@ def _write_forward(
     foreign = kept.reader is not None and kept.reader.backend not in call.moe.backends
     recorded.set_forward(None if foreign else written(tape, given, [y, *kept.tensors]), kept._replace(tensors=()))
     return y, kept
-
-
-def _write_backward(
-    recorded: RecordedCalls[Kept], ctx: MoeContext, given: Given, frees: Frees, needs: Needs
-) -> MoeGradients:
-    call = ctx.call
-    dy, *tensors = given[: len(given) - len(call.state_tensors())]
-    assert call.moe.recorder is not None  # forward was written down
-    assert dy is not None  # of every backward
-    tape = Tape(call.moe.recorder, dy, given)
-
-    def done_with(part: Part) -> None:
-        tape.stop(part)
-        frees(part)
-
-    with tape:
-        found = _composed_backward(ctx, tensors, dy, needs, done_with)  # type: ignore[arg-type]  # as ctx.saved_tensors
-    recorded.backward[needs, dy.dtype] = written(tape, given, found)
-    return found
 
 
 # ---- composed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from octavo_registry.contract.recording import MakeRecorder
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.compiler.transforms import is_wrapped
 from octavo_torch.memo import Bounded
@@ -40,6 +41,35 @@ class RecordedCalls(Generic[Kept]):
         self.composed = False
         self.forward = None
         self.backward: Bounded[Hashable, RecordedPass | None] = Bounded()
+
+    def run_backward(
+        self,
+        kind: Hashable,
+        given: Given,
+        make: MakeRecorder[Tensor],
+        compose: Callable[[Callable[[str], None]], Sequence[Tensor | None]],
+        done_with: Callable[[str], None],
+    ) -> tuple[Sequence[Tensor | None], bool]:
+        """The results of a backward on `given`, dy first, and whether it was run again.
+
+        compose     the backward as Python composes it; it calls what it gets with the name of what it has read
+        done_with   what happens then
+        """
+        dy = given[0]
+        assert dy is not None  # of every backward
+        if kind in self.backward:
+            again = self.backward[kind]
+            return (compose(done_with), False) if again is None else (again.run(given, dy, done_with), True)
+        tape = Tape(make, dy, given)
+
+        def stop(name: str) -> None:
+            tape.stop(name)
+            done_with(name)
+
+        with tape:
+            found = compose(stop)
+        self.backward[kind] = written(tape, given, found)
+        return found, False
 
     def set_forward(self, written: RecordedPass | None, kept: Kept) -> None:
         """Says what was written down, if anything could be."""
