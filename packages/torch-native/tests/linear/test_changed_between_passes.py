@@ -98,3 +98,27 @@ def test_memory_that_was_freed_since(name: str, rng: np.random.Generator) -> Non
     freed.detach().untyped_storage().resize_(0)
     with pytest.raises(ValueError, match=r"a tensor \[.*\] in float32 on cpu has no memory; its storage was freed"):
         torch.autograd.grad(y.sum(), [x, weight])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"scale": torch.ones(3, G).bfloat16()}, r"give \[3, 4, G\] and \[3, G\], both in float32"),
+        ({"history": torch.zeros(3, 8, G)}, r"give \[3, 4, G\] and \[3, G\], both in float32"),
+        ({"scale": torch.ones(3, 1), "history": torch.zeros(3, 4, 1)}, "state holds 1 groups and the weight 3"),
+    ],
+)
+def test_a_state_that_does_not_fit_any_longer(fields: dict[str, Tensor], says: str, rng: np.random.Generator) -> None:
+    """A composed backward refuses it: kernels get addresses alone."""
+    recipe = DelayedScaling(history=4)
+    x = torch.randn(M, K).bfloat16().requires_grad_()
+    weight = torch.randn(G, F, K).bfloat16().requires_grad_()
+    state, scales = DelayedState.create(recipe, G), torch.rand(M)  # a scaled bias is composed
+    bias = torch.randn(G, F).bfloat16()
+    y = grouped_linear(
+        x, weight, SIZES, recipe=recipe, state=state, bias=bias, bias_scales=scales, backend="torch-native"
+    )
+    for field, value in fields.items():
+        setattr(state, field, value)
+    with pytest.raises(ValueError, match=says):
+        y.sum().backward()

@@ -20,6 +20,7 @@ from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import FpropFunction, Matrix, QuantizeFunction, Rows, WgradFunction
+from octavo_torch.linear.arguments import check_state
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
@@ -175,6 +176,8 @@ class GroupedLinearFunction(FirstOrderFunction):
 def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
     call, tensors = ctx.call, saved_tensors(ctx)
     layer = call.layer
+    if call.state is not None:
+        check_state(layer.recipe, call.state, dy, layer.groups)  # a caller may have replaced its tensors since
     saved_sizes, bias, bias_scales = tensors[:3]
     sizes = saved_sizes if isinstance(call.sizes, Tensor) else call.sizes
     need_x, need_w, need_b, need_s, need_later = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
