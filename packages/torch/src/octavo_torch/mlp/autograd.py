@@ -236,7 +236,7 @@ def _run_backward(ctx: MlpContext, tensors: tuple[Tensor, ...], dy: Tensor, need
         return _composed_backward(ctx, tensors, dy, needs, frees)
     assert call.plan.recorder is not None  # forward was written down
     compose = partial(_composed_backward, ctx, tensors, given[0], needs)  # type: ignore[arg-type]  # dy is given
-    found, run_again = recorded.run_backward((needs, dy.dtype), given, call.plan.recorder, compose, frees)
+    found, run_again = recorded.run_backward(needs, given, call.plan.recorder, compose, frees)
     if run_again:
         call.mark_states()
     return Gradients(*found)

@@ -76,7 +76,7 @@ def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs
     assert call.moe.recorder is not None  # forward was written down
     own, *kept = given[: len(given) - len(call.state_tensors())]
     compose = partial(_composed_backward, ctx, kept, own, needs)  # type: ignore[arg-type]  # as ctx.saved_tensors
-    found, run_again = recorded.run_backward((needs, dy.dtype), given, call.moe.recorder, compose, frees)
+    found, run_again = recorded.run_backward(needs, given, call.moe.recorder, compose, frees)
     if run_again:
         call.mark_states()
     return MoeGradients(*found)

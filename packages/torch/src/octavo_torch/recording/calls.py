@@ -29,7 +29,7 @@ class RecordedCalls(Generic[Kept]):
     composed   whether such calls cannot be written down
     forward    None until one is
     kept       what that forward leaves for its backward, without tensors
-    backward   by what else decides about it; None for one that cannot be written down
+    backward   by the gradients that are needed and shapes; None for one that cannot be written down
     """
 
     __slots__ = ("backward", "composed", "forward", "kept")
@@ -44,7 +44,7 @@ class RecordedCalls(Generic[Kept]):
 
     def run_backward(
         self,
-        kind: Hashable,
+        needs: Hashable,
         given: Given,
         make: MakeRecorder[Tensor],
         compose: Callable[[Callable[[str], None]], Sequence[Tensor | None]],
@@ -52,15 +52,27 @@ class RecordedCalls(Generic[Kept]):
     ) -> tuple[Sequence[Tensor | None], bool]:
         """The results of a backward on `given`, dy first, and whether it was run again.
 
+        needs       what decides about it besides `given`
         compose     the backward as Python composes it; it calls what it gets with the name of what it has read
         done_with   what happens then
         """
         dy = given[0]
         assert dy is not None  # of every backward
-        if kind in self.backward:
-            again = self.backward[kind]
-            return (compose(done_with), False) if again is None else (again.run(given, dy, done_with), True)
-        tape = Tape(make, dy, given)
+        # a caller may have replaced the .data of what autograd saved, and launches get addresses alone
+        kind = needs, *shapes_of(given)
+        if kind not in self.backward:
+            return self._write_backward(kind, given, Tape(make, dy, given), compose, done_with), False
+        again = self.backward.get(kind)
+        return (compose(done_with), False) if again is None else (again.run(given, dy, done_with), True)
+
+    def _write_backward(
+        self,
+        kind: Hashable,
+        given: Given,
+        tape: Tape,
+        compose: Callable[[Callable[[str], None]], Sequence[Tensor | None]],
+        done_with: Callable[[str], None],
+    ) -> Sequence[Tensor | None]:
 
         def stop(name: str) -> None:
             tape.stop(name)
@@ -69,7 +81,7 @@ class RecordedCalls(Generic[Kept]):
         with tape:
             found = compose(stop)
         self.backward[kind] = written(tape, given, found)
-        return found, False
+        return found
 
     def set_forward(self, written: RecordedPass | None, kept: Kept) -> None:
         """Says what was written down, if anything could be."""
