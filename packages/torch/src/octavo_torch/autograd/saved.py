@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec
 from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
-from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import Matrix
@@ -55,6 +56,16 @@ class Saved:
         """Frees the memory of the codes if the call has made them: see `free_saved`."""
         if self.own and self.spec is not None:
             free_saved(tensors[self.start + 1])
+
+
+def without_sizes(value: Matrix) -> Matrix:
+    """The operand, to be saved without sizes: they are the call's, and are saved once or made again."""
+    return replace(value, group_sizes=None) if isinstance(value, GroupedTensor) else value
+
+
+def with_sizes(rows: Matrix, sizes: Sizes) -> Matrix:
+    """Rows that were saved without sizes, and have these now."""
+    return replace(rows, group_sizes=group_sizes_of(sizes)) if isinstance(rows, GroupedTensor) else rows
 
 
 def may_free(dy: Tensor) -> bool:

@@ -13,17 +13,15 @@ The second call of a kind is written down (octavo_torch.recording), and later on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
-from octavo_torch.autograd.saved import Saved, free_saved
+from octavo_torch.autograd.saved import Saved, free_saved, with_sizes, without_sizes
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
@@ -138,7 +136,7 @@ def _composed_forward(call: MlpCall, operands: Operands) -> Forward:
     fc1, fc2 = call.plan.fc1, call.plan.fc2
     sizes = call.sizes
     assert isinstance(sizes, Tensor)  # not prepared before
-    call.prepare_sizes(sizes, x.shape[0], x)
+    call.set_sizes(sizes, x.shape[0], x)
     own_x, own_w1, own_w2 = (codes is None for codes in (call.fc1.x_codes, call.fc1.w_codes, call.fc2.w_codes))
     result = forward(call, operands)
     # a checkpoint that runs the forward again expects as many tensors, whether or not the pass was written down then
@@ -149,18 +147,14 @@ def _composed_forward(call: MlpCall, operands: Operands) -> Forward:
     if bias2_scales is not None:
         tensors[3:] = [bias2, bias2_scales]
     if fc1.need_dw:
-        places["x"] = Saved(_without_sizes(result.x) if fc1.quantized_wgrad else x, tensors, own_x)
+        places["x"] = Saved(without_sizes(result.x) if fc1.quantized_wgrad else x, tensors, own_x)
     if fc1.need_dx:
         places["w1"] = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1, fc1.w_planes.dgrad)
     if fc2.need_dw and fc2.quantized_wgrad:
-        places["a"] = Saved(_without_sizes(result.a), tensors, own=True)
+        places["a"] = Saved(without_sizes(result.a), tensors, own=True)
     if fc2.need_dx:
         places["w2"] = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
     return result.y, tensors, places
-
-
-def _without_sizes(rows: Matrix) -> Matrix:
-    return replace(rows, group_sizes=None) if isinstance(rows, GroupedTensor) else rows
 
 
 def _free(ctx: MlpContext, tensors: Sequence[Tensor], name: str) -> None:
@@ -208,10 +202,7 @@ class _SavedOperands:
         return lambda: dx
 
     def _rows(self, name: str) -> Matrix:
-        rows = self._load(name)
-        if isinstance(rows, GroupedTensor) and rows.group_sizes is None:
-            rows.group_sizes = group_sizes_of(self.sizes)
-        return rows
+        return with_sizes(self._load(name), self.sizes)
 
     def _load(self, name: str) -> Matrix:
         return self._places[name].load(self._tensors)
@@ -259,7 +250,7 @@ def _composed_backward(
     ctx: MlpContext, tensors: Sequence[Tensor], dy: Tensor, needs: Needs, done_with: Callable[[Part], None]
 ) -> Gradients:
     if ctx.recorded is not None:
-        ctx.call.prepare_sizes(tensors[0], dy.shape[0], dy)
+        ctx.call.set_sizes(tensors[0], dy.shape[0], dy)
     return gradients(ctx.call, needs, _SavedOperands(ctx, tensors, dy, done_with))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo_registry.contract.cards import Activation
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.dispatch.prepared_sizes import PrepareFunction
 from octavo_torch.linear.arguments import check_state
 from octavo_torch.linear.call import Call, Options
 from octavo_torch.linear.contexts import unwrapped_state
@@ -122,9 +123,14 @@ class MlpCall(Options):
         if isinstance(self.states, tuple) and len(self.states) == 2:
             self.states = unwrapped_state(self.states[0]), unwrapped_state(self.states[1])
 
-    def prepare_sizes(self, sizes: Tensor, rows: int, like: Tensor) -> None:
+    @property
+    def prepare(self) -> PrepareFunction | None:
+        """What prepares group sizes; None where they are taken as they are."""
+        return self.plan.prepare
+
+    def set_sizes(self, sizes: Tensor, rows: int, like: Tensor) -> None:
         """Sets the sizes in the calls of both layers, prepared where the plan prepares them."""
-        prepare = self.plan.prepare
+        prepare = self.prepare
         self.fc1.sizes = self.fc2.sizes = sizes if prepare is None else prepare(sizes, rows, like)
 
     def codes_given(self) -> list[Tensor | None]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from octavo_torch.dispatch.prepared_sizes import PrepareFunction
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.moe.forms import Form, WeightCodes
@@ -58,7 +59,7 @@ class MoeCall(MlpCall):
         places = Places(*parts)
         if self.token_exchange is not None:
             sizes, places = self.token_exchange.bound(sizes, places)
-        self.set_sizes(sizes, places.order.shape[0])
+        self.set_sizes(sizes, places.order.shape[0], sizes)
         return places, sizes
 
     def combine(self, moves: Moves, rows: Tensor, places: Places) -> Callable[[], Tensor]:
@@ -69,10 +70,10 @@ class MoeCall(MlpCall):
         sums = moves.combine_rows(rows, places.position, places.routed, None)
         return lambda: sums
 
-    def set_sizes(self, sizes: Tensor, rows: int) -> None:
-        """Sets the sizes in the calls of both layers, prepared where the plan prepares them."""
-        prepare = self.moe.prepare
-        self.fc1.sizes = self.fc2.sizes = sizes if prepare is None else prepare(sizes, rows, sizes)
+    @property
+    def prepare(self) -> PrepareFunction | None:
+        """See MlpCall.prepare: that of everything that both passes run."""
+        return self.moe.prepare
 
     def forget_sizes(self) -> None:
         """Drops the sizes, which backward sets again."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
-from octavo_torch.arrays.sizes import Sizes, group_sizes_of
-from octavo_torch.autograd.saved import free_saved
+from octavo_torch.arrays.sizes import Sizes
+from octavo_torch.autograd.saved import free_saved, with_sizes
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import Matrix, Rows
@@ -63,7 +63,7 @@ class KeptOperands:
         if choices is None:
             order, position, routed, self._group_sizes = map(self._tensor, ("order", "position", "routed", "sizes"))
             self.places = Places(order, position, routed)
-            call.set_sizes(self._group_sizes, order.shape[0])
+            call.set_sizes(self._group_sizes, order.shape[0], self._group_sizes)
         else:
             # without _after, a compiler would find that forward has computed the same, and keep it
             self.places, self._group_sizes = call.place(choices if is_plain(dy) else _after(choices, dy))
@@ -171,10 +171,7 @@ class KeptOperands:
         return quantize_operand(layer_call, quantize, "w", weight, self._seeds[number])
 
     def _kept(self, name: str) -> Matrix:
-        value = self._saved[name].load(self._tensors)
-        if isinstance(value, GroupedTensor):
-            value.group_sizes = group_sizes_of(self.sizes)
-        return value
+        return with_sizes(self._saved[name].load(self._tensors), self.sizes)
 
     @cached_property  # copies of three calls, which take as long as several launches
     def _backward_call(self) -> MlpCall:

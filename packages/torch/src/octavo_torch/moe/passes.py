@@ -52,16 +52,18 @@ def run_forward(
     if recorded is None or given is None or cast is None:
         return (*_composed_forward(call, choices, operands, arriving, scales), None)
     y: Tensor | None
+    tensors: Sequence[Tensor | None]
     again = recorded.forward
     if again is None:
         y, kept = _write_forward(recorded, call, given, *cast, scales)
+        tensors = kept.tensors
     else:
         y, *tensors = again.run(given, operands.x)
         call.mark_states()
-        kept = recorded.kept._replace(tensors=tensors)
+        kept = recorded.kept
     assert y is not None  # every forward returns it
     originals = {id(cast[0]): choices, id(cast[1].weights): operands.weights}
-    kept = kept._replace(tensors=[originals.get(id(tensor), tensor) for tensor in kept.tensors])
+    kept = kept._replace(tensors=[originals.get(id(tensor), tensor) for tensor in tensors])
     return y, kept, None if recorded.composed else recorded
 
 

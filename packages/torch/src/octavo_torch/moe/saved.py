@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
 from octavo_torch.autograd.gradients import Context
-from octavo_torch.autograd.saved import Saved
+from octavo_torch.autograd.saved import Saved, without_sizes
 from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.mlp.forward import DrawnSeed
 from octavo_torch.moe.call import MoeCall, MoeOperands
@@ -34,10 +33,8 @@ class SavedByName:
 
         own, planes   see Saved
         """
-        if isinstance(value, GroupedTensor):
-            value = replace(value, group_sizes=None)  # the call's own, which are kept once or made again
         if value is not None:
-            self.places[name] = Saved(value, self.tensors, own, planes)
+            self.places[name] = Saved(without_sizes(value), self.tensors, own, planes)
 
 
 class MoeContext(Context, Protocol):

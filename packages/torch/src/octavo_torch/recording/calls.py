@@ -18,6 +18,9 @@ from octavo_torch.recording.tape import Tape
 Given = list[Tensor | None]
 """The tensors that a pass reads or changes."""
 
+Compose = Callable[[Callable[[str], None]], Sequence[Tensor | None]]
+"""A backward as Python composes it: its results. It calls what it gets with the name of what it has read."""
+
 Kept = TypeVar("Kept")
 
 _PIECE = 16
@@ -47,14 +50,13 @@ class RecordedCalls(Generic[Kept]):
         needs: Hashable,
         given: Given,
         make: MakeRecorder[Tensor],
-        compose: Callable[[Callable[[str], None]], Sequence[Tensor | None]],
+        compose: Compose,
         done_with: Callable[[str], None],
     ) -> tuple[Sequence[Tensor | None], bool]:
         """The results of a backward on `given`, dy first, and whether it was run again.
 
         needs       what decides about it besides `given`
-        compose     the backward as Python composes it; it calls what it gets with the name of what it has read
-        done_with   what happens then
+        done_with   is called with the name of what it has read
         """
         dy = given[0]
         assert dy is not None  # of every backward
@@ -70,7 +72,7 @@ class RecordedCalls(Generic[Kept]):
         kind: Hashable,
         given: Given,
         tape: Tape,
-        compose: Callable[[Callable[[str], None]], Sequence[Tensor | None]],
+        compose: Compose,
         done_with: Callable[[str], None],
     ) -> Sequence[Tensor | None]:
 
