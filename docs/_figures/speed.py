@@ -11,7 +11,7 @@ from workspace import ROOT
 
 GEMM, DEEPGEMM = "gemm-h200-2026-11-30", "gemm-deepgemm-h200-2026-11-28"
 MOE, STEP, QUANTIZE = (f"{name}-h200-2026-11-30" for name in ("moe", "step", "quantize"))
-PEERS = "moe-peers-h200-2026-11-29"
+PEERS = "moe-peers-h200-2026-11-30"
 BATCHED = "gemm-batched-h200-2026-11-22"
 THEIRS = ("torch's bf16, index_add", "torch's bf16, gathered and summed")
 KINDS = {"bf16": "tool", "delayed": "torch", "block": "jax", "mxfp8": "native"}
