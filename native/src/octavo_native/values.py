@@ -30,6 +30,12 @@ class Quantized(Protocol):
         """The direction along which MXFP4's values come first; None: they do not."""
 
 
+def multiplies_values(device: str) -> bool:
+    """Whether the kernels of this device multiply bf16 copies of EMULATED_RECIPES: the CPU's multiply what codes stand
+    for."""
+    return device == "cuda"
+
+
 def writes_values(quantizer: Quantized, direction: str, dtype: str, *, of_array: bool = True) -> bool:
     """Whether the kernels write the plane of this direction as values of what comes in `dtype`.
 

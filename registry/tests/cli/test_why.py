@@ -199,6 +199,7 @@ def test_why_takes_a_recipe_file_and_a_capability(run: Any, tmp_path: Path) -> N
         (["why", "fprob", *WHY[2:]], "OP is 'fprob'; give one of quantize, "),
         ([*WHY, "--shape", "1,2,3"], "--shape: got '1,2,3'; give G,K,N,M"),
         ([*WHY, "--shape", "0,2,3,1"], "G, K and N are 1 or more"),
+        ([*WHY, "--shape", f"4,128,32,{1 << 63}"], "sizes of arrays are below 2^63"),
         ([*WHY, "--shape", "1,-2,3,4"], "--shape: got '1,-2,3,4'"),
         ([*WHY, "--recipe", "mxfp9"], "recipe: got 'mxfp9'; did you mean mxfp8?; known names are bf16, "),
         ([*WHY, "--recipe", "/absent/r.json"], "/absent/r.json: cannot be read (No such file or directory)"),

@@ -61,7 +61,7 @@ def step(
 
 
 def emulated(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
-    monkeypatch.setattr(values, "emulates", lambda request: yes)
+    monkeypatch.setattr(values, "multiplies_values", lambda device: yes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

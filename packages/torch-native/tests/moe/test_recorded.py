@@ -13,6 +13,7 @@ import pytest
 import torch
 from cuda_device import MARKS
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo import PRESETS, DelayedScaling, Recipe
 from octavo_torch import DelayedState, MoE, Room, moe_mlp, quantize_weight
@@ -249,6 +250,36 @@ def test_another_thread_may_call_while_a_pass_is_written_down(
     assert len(found) > 3
     for number, results in enumerate(found):
         assert_equal(results, expected, number)
+
+
+def test_a_layer_inside_of_one_that_is_written_down(rng: np.random.Generator) -> None:
+    """A dispatch mode may call a layer of its own for each operation of torch that it sees, among them those of another
+    layer's pass that is being written down: the inner one is composed then, and both have the bits of every call."""
+    name = "fp8-block"
+    outer, (inner, choices) = draw(rng, "cpu"), draw(rng, "cpu")
+    inner = {leaf: value.detach() for leaf, value in inner.items()}
+    dy, kind_of_outer = torch.from_numpy(rng.standard_normal((T, N))).bfloat16(), of_a_new_kind()
+
+    class Calls(TorchDispatchMode):
+        inside = False
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not self.inside:
+                self.inside = True
+                results.append(moe_mlp(choices=choices, backend=NATIVE, recipe=name, **inner, **kind))
+                self.inside = False
+            return func(*args, **(kwargs or {}))
+
+    expected = step(*outer, dy, recipe=name)
+    of_inner = moe_mlp(choices=choices, backend=NATIVE, recipe=name, **inner)
+    for number in range(4):
+        kind: dict[str, int] = of_a_new_kind()
+        results: list[Tensor] = []
+        with Calls():
+            assert_equal(step(*outer, dy, recipe=name, **kind_of_outer), expected, f"outer, call {number}")
+        assert len(results) > 2 or number > 1  # more than one of a kind, while the outer one is written down
+        for result in results:
+            assert torch.equal(result, of_inner), f"inner, call {number}"
 
 
 def test_a_backward_that_is_compiled(rng: np.random.Generator) -> None:

@@ -21,20 +21,15 @@ from octavo_jax_native.ffi.convert import PlaneCall
 from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_jax_native.ffi.quantize import QuantizeCall
 from octavo_native.layouts import VALUES
-from octavo_native.values import writes_values
+from octavo_native.values import multiplies_values, writes_values
 from octavo_registry.contract import PlanesRequest, TwoForms
 
 Directions = tuple[Direction, ...]
 
 
-def multiplies_values(request: PlanesRequest) -> bool:
-    """Whether the device's kernels multiply bf16 copies of MXFP8 and NVFP4: the CPU's multiply what codes stand for."""
-    return request.device == "cuda"
-
-
 def valued_directions(request: PlanesRequest, *, of_array: bool) -> Directions:
     """The planes of the request that GEMMs can read as values; `of_array` as in `octavo_native.values`."""
-    if not multiplies_values(request):
+    if not multiplies_values(request.device):
         return ()
     spec, dtype = request.quantizer, request.in_dtype
     planes = zip(NATIVE.items(), request.layouts, strict=True)

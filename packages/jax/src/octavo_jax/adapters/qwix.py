@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import qwix  # type: ignore[import-not-found]
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -24,6 +23,7 @@ from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
 from octavo_jax.arrays.recipes import RecipeLike
 from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.extras import absent
 from octavo_jax.linear.dense import dense
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.linear.normalized_dense import layernorm_dense
@@ -33,6 +33,11 @@ from octavo_jax.moe.block import moe_mlp
 from octavo_jax.moe.block_report import explain as explain_block
 from octavo_jax.moe.experts import routed_mlp
 from octavo_jax.quantizers.functional import dequantize, quantize
+
+try:
+    import qwix  # type: ignore[import-not-found]
+except ModuleNotFoundError as error:
+    raise absent(error, "qwix", "octavo_jax.adapters.qwix") from error
 
 _LAYERS = (grouped_dense, ragged_dot, dense, layernorm_dense, grouped_mlp, layernorm_mlp, routed_mlp, moe_mlp)
 _OURS: tuple[Callable[..., Any], ...] = (quantize, dequantize, *_LAYERS, explain_block)

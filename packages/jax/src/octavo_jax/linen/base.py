@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen.module
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
-from flax.errors import InvalidRngError, ScopeCollectionNotFound
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -20,6 +17,7 @@ from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
+from octavo_jax.extras import absent
 from octavo_jax.modules.default_recipe import recipe_or_default
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.kept_states import taken_before, undifferentiated_state
@@ -27,6 +25,13 @@ from octavo_jax.modules.states import State, fresh_state, update_states
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Norm
+
+try:
+    import flax.linen.module
+    from flax import linen as nn
+    from flax.errors import InvalidRngError, ScopeCollectionNotFound
+except ModuleNotFoundError as error:
+    raise absent(error, "flax", "octavo_jax.linen") from error
 
 STATE_COLLECTION = "_overwrite_with_gradient"
 """Where delayed scaling's state lives: Flax's name for variables whose gradient is their new value."""

@@ -8,8 +8,6 @@ from typing import Any, Required, TypedDict
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from flax.errors import TraceContextError
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -19,12 +17,19 @@ from octavo.unsaid import UNSAID, Unsaid
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
+from octavo_jax.extras import absent
 from octavo_jax.modules.default_recipe import recipe_or_default
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.kept_states import is_traced, recorded, undifferentiated_state
 from octavo_jax.modules.states import State, fresh_state, next_seed, update_states
 from octavo_jax.nnx.whole_signature import all_parameters
 from octavo_jax.sharding.axes import MeshAxes
+
+try:
+    from flax import nnx
+    from flax.errors import TraceContextError
+except ModuleNotFoundError as error:
+    raise absent(error, "flax", "octavo_jax.nnx") from error
 
 Axes = tuple[str | None, ...]
 """Logical axis names of a parameter, as `nnx.with_partitioning` takes them; empty: not partitioned."""

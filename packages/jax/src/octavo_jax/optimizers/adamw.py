@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax  # type: ignore[import-untyped]
 from jax import Array, lax
 from jax.typing import DTypeLike
 
@@ -18,6 +17,7 @@ from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.flax_serialization import known_to_flax
+from octavo_jax.extras import absent
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
 from octavo_jax.optimizers.block_state import (
     BlockState,
@@ -47,6 +47,11 @@ from octavo_jax.optimizers.rounding import (
 )
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
+
+try:
+    import optax  # type: ignore[import-untyped]
+except ModuleNotFoundError as error:
+    raise absent(error, "optax", "octavo_jax.optimizers") from error
 
 Tree = Any
 """A pytree of arrays, as optax takes it."""

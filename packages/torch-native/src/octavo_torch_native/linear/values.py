@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
-from octavo_native.values import writes_values
+from octavo_native.values import multiplies_values, writes_values
 from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest, gemm_form
 from octavo_torch_native.gemm.spec import GemmSpec
 
@@ -31,7 +31,7 @@ def planes_of_values(
     """The planes that hold values: none, unless the layer's products are emulated and its quantizers write values."""
     fprop = gemms["fprop"].request
     dtypes = {"x": fprop.in_dtype, "w": fprop.in_dtype, "dy": fprop.out_dtype}
-    if not emulates(fprop):
+    if not multiplies_values(fprop.device):
         return frozenset()
     specs = {operand: plan.request.quantizer for operand, plan in quantizers.items()}
     return frozenset(
@@ -41,11 +41,6 @@ def planes_of_values(
         and direction in specs[operand].directions
         and writes_values(specs[operand], direction, dtypes[operand])
     )
-
-
-def emulates(request: GemmRequest) -> bool:
-    """Whether the layer's kernels multiply bf16 copies of MXFP8 and NVFP4: the CPU's multiply what codes stand for."""
-    return request.device == "cuda"
 
 
 def reading_values(gemm: Gemm, spec: GemmSpec, valued: frozenset[PlaneName]) -> GemmSpec:

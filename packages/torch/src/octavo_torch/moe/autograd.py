@@ -53,9 +53,8 @@ class MoeFunction(FirstOrderFunction):
         y, kept, ctx.recorded = run_forward(call, choices, operands, arriving)
         call.release()
         save(ctx, *kept.tensors)
-        ctx.saved, ctx.seeds, ctx.reader = kept.places, kept.seeds, kept.reader
-        ctx.call, ctx.freed = call, False
-        ctx.dtypes = dtypes
+        ctx.kept = kept._replace(tensors=())
+        ctx.call, ctx.freed, ctx.dtypes = call, False, dtypes
         return y
 
     @staticmethod

@@ -38,10 +38,10 @@ def free_kept(ctx: MoeContext, tensors: Sequence[Tensor], name: str) -> None:
     """Frees the operand of this name among what forward has kept."""
     if name == "h":
         for part in ("h", "h_scales"):
-            if part in ctx.saved:
-                free_saved(tensors[ctx.saved[part].start])
+            if part in ctx.kept.places:
+                free_saved(tensors[ctx.kept.places[part].start])
         return
-    kept = ctx.saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
+    kept = ctx.kept.places.get(f"{name}_codes" if name in ("w1", "w2") else name)
     if kept is not None:
         kept.free(tensors)
 
@@ -54,11 +54,13 @@ class KeptOperands:
     ) -> None:
         """dy [T, N] is by token; `tensors` are those that forward has saved."""
         call = self._call = ctx.call
-        self._saved, self._tensors, self._reader = ctx.saved, tensors, ctx.reader
+        self._saved, self._tensors, self._reader = ctx.kept.places, tensors, ctx.kept.reader
         self._ctx, self.done_with = ctx, done_with
         # in a list, from which it is popped, so that it is not held until the backward ends
         self._dy = [(lambda: dy) if call.token_exchange is None else call.token_exchange.dispatch_gradient(dy)]
-        self._seeds = [seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.seeds, strict=True)]
+        self._seeds = [
+            seed if kept is None else kept for kept, seed in zip(self._pair("seed"), ctx.kept.seeds, strict=True)
+        ]
         choices = self._get("choices")
         if choices is None:
             order, position, routed, self._group_sizes = map(self._tensor, ("order", "position", "routed", "sizes"))

@@ -13,7 +13,7 @@ from octavo_torch.autograd.saved import Saved, without_sizes
 from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.mlp.forward import DrawnSeed
 from octavo_torch.moe.call import MoeCall, MoeOperands
-from octavo_torch.moe.forms import RowCodes, RowReader
+from octavo_torch.moe.forms import RowCodes
 from octavo_torch.moe.forward import MoeForward
 from octavo_torch.moe.kept import Kept
 from octavo_torch.recording.calls import RecordedCalls
@@ -40,19 +40,15 @@ class SavedByName:
 class MoeContext(Context, Protocol):
     """autograd's ctx of a MoE layer.
 
-    saved    where each kept tensor is, by name
-    seeds    the seeds with which forward rounded, of fc1 and fc2; None for one that is a tensor, which is kept by name
-    reader   reads h's codes; None unless h is kept as codes
+    kept     what forward has left, without the tensors, which autograd saves
     freed    whether a backward that has not ended has freed what it has read
     dtypes   of the operands; x's is also the dtype of its rows
     recorded   the passes of such calls, if the forward was written down; None: the backward is composed
     """
 
     call: MoeCall
+    kept: Kept
     recorded: RecordedCalls[Kept] | None
-    saved: dict[str, Saved]
-    seeds: list[DrawnSeed]
-    reader: RowReader | None
     freed: bool
 
 

@@ -13,7 +13,7 @@ from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.compiler.transforms import is_wrapped
 from octavo_torch.memo import Bounded
 from octavo_torch.recording.recorded_pass import RecordedPass
-from octavo_torch.recording.tape import Tape
+from octavo_torch.recording.tape import Tape, is_writing
 
 Given = list[Tensor | None]
 """The tensors that a pass reads or changes."""
@@ -62,7 +62,7 @@ class RecordedCalls(Generic[Kept]):
         assert dy is not None  # of every backward
         # a caller may have replaced the .data of what autograd saved, and launches get addresses alone
         kind = needs, *shapes_of(given)
-        if kind not in self.backward:
+        if kind not in self.backward and not is_writing():
             return self._write_backward(kind, given, Tape(make, dy, given), compose, done_with), False
         again = self.backward.get(kind)
         return (compose(done_with), False) if again is None else (again.run(given, dy, done_with), True)
@@ -104,6 +104,8 @@ class Kinds(Generic[Kept]):
 
         The first may be the last: of numbers of tokens that never repeat, writing down would not pay.
         """
+        if is_writing():
+            return None
         recorded = self._kinds.get(kind)
         if recorded is None:
             self._kinds[kind] = RecordedCalls()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple
@@ -29,8 +30,21 @@ class Allocation(NamedTuple):
     size: int
 
 
+class _Thread(threading.local):
+    writes = False
+
+
+_thread = _Thread()
+
+
+def is_writing() -> bool:
+    """Whether this thread is writing down a pass: whatever runs meanwhile, as in a handler of another dispatch mode, is
+    composed."""
+    return _thread.writes
+
+
 class Tape(TorchDispatchMode):
-    """Writes down the pass that runs inside of a `with`.
+    """Writes down the pass that runs inside of a `with`; one at a time in a thread.
 
     recorder   has the launches, whose arrays are by number `given`, and behind them `made`
     made       what the pass has allocated. Some of it may have been freed and allocated again
@@ -56,6 +70,7 @@ class Tape(TorchDispatchMode):
     def __enter__(self) -> Tape:
         """From now on, launches and operations of this thread are written down."""
         self.recorder.__enter__()
+        _thread.writes = True
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -64,6 +79,7 @@ class Tape(TorchDispatchMode):
     ) -> None:
         """Ends that."""
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        _thread.writes = False
         self.recorder.__exit__(kind, error, trace)
 
     def __torch_dispatch__(

@@ -143,4 +143,6 @@ def parse_shape(text: str) -> tuple[int, int, int, int]:
     g, k, n, m = (int(part) for part in parts)
     if min(k, n, g) < 1:
         raise BadInput(f"--shape: got {text!r}; G, K and N are 1 or more")
+    if max(g, k, n, m) >= 1 << 63:
+        raise BadInput(f"--shape: got {text!r}; sizes of arrays are below 2^63")
     return m, k, n, g
