@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import torch
 from layers import MOE
+from moe_forms import measure
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -110,23 +111,6 @@ def ways_of(given: dict[str, Tensor], sonic: Any) -> Iterator[tuple[str, Way]]:
         yield f"octavo {label}, {form}, codes given", (partial(block, **codes), of_all)
 
 
-def step_bytes(way: Way, dy: Tensor) -> tuple[dict[str, int], list[Tensor]]:
-    """Bytes of the third step, from which on passes are run again that the second has written down, and its results."""
-    call, leaves = way
-    for _ in range(3):
-        y = grads = None
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        y = call()
-        kept = torch.cuda.memory_allocated() - before - y.untyped_storage().nbytes()
-        grads = torch.autograd.grad(y, leaves, dy)
-        peak = torch.cuda.max_memory_allocated() - before
-    assert y is not None
-    assert grads is not None
-    return {"kept_bytes": kept, "peak_bytes": peak}, [y.detach(), *grads]
-
-
 def times_of(ways: Mapping[str, Way], dy: Tensor) -> dict[str, dict[str, float]]:
     """Medians of TURNS turns."""
     filler = torch.randn(8192, 8192, device="cuda").bfloat16()
@@ -166,7 +150,7 @@ def rows_of(label: str, sonic: Any) -> list[dict[str, Any]]:
         *((name, ways[name]) for name in ways if name.startswith("octavo bf16, standard")),
         *ways.items(),
     ):
-        seen, results = step_bytes(way, given["dy"])
+        seen, results = measure(*way, given["dy"])
         if name == SONIC:
             results[3] = sonic.separated(results[3])
         expected = expected or results

@@ -5,9 +5,10 @@ python benchmarks/moe_through_index.py OUTPUT COMMIT
 
 The ways of one shape, recipe and form take turns in one process, on a CUDA device. The others are backends with the
 same kernels: one offers neither `BoundQuantize.of_tokens` nor GEMMs that take tokens; one, in block scaling, no GEMMs
-that take codes of tokens, so that codes are those of rows, and one such GEMMs of any width; and one, in bf16, no
-activations without codes (`BoundActQuantize.values`), so that a quantizer's kernels make them and its codes are thrown
-away. Layers of more tokens are measured in block scaling alone.
+that take codes of tokens, so that codes are those of rows, and one such GEMMs of any width; one, in MXFP8 and NVFP4,
+no quantizers that write what its GEMMs multiply (`BoundQuantize.multiplied`), so that GEMMs make that of codes; and
+one, in bf16, no activations without codes (`BoundActQuantize.values`), so that a quantizer's kernels make them and its
+codes are thrown away. Layers of more tokens are measured in block scaling alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from moe_forms import SHAPES, draw, step_times
+from moe_forms import SHAPES, draw, measure, step_times
 from torch import Tensor
 
 import octavo
@@ -59,13 +60,15 @@ MORE_TOKENS = {
 ALL_SHAPES = SHAPES | MORE_TOKENS
 TURNS, WARM = 20, 4
 NATIVE, PERMUTING, QUANTIZING, ROWS = "torch-native", "permuting", "codes-between", "codes-of-rows"
-ANY_WIDTH = "codes-of-tokens"
-OTHERS = PERMUTING, QUANTIZING, ROWS, ANY_WIDTH
+ANY_WIDTH, CODES = "codes-of-tokens", "codes-alone"
+OTHERS = PERMUTING, QUANTIZING, ROWS, ANY_WIDTH, CODES
+PEERS = {"bf16": (QUANTIZING,), "mxfp8": (CODES,), "nvfp4": (CODES,)} | dict.fromkeys(BLOCK, (ROWS, ANY_WIDTH))
+"""Those besides PERMUTING, by recipe."""
 
 
 class Poorer(Backend):
     """torch-native, which here takes rows alone, or codes of tokens whatever they cost, or has no activations without
-    codes."""
+    codes, or no planes in the place of codes."""
 
     def __init__(self, name: str) -> None:
         self._native, self._name = NativeBackend(), name
@@ -77,6 +80,9 @@ class Poorer(Backend):
     def bind(self, request: AnyRequest) -> AnyBound:
         """torch-native's function, without what this backend lacks or judges otherwise."""
         bound = self._native.bind(request)
+        if self._name == CODES:
+            quantizes = isinstance(bound, BoundQuantize | BoundActQuantize | BoundDactQuantize)
+            return replace(bound, multiplied=None) if quantizes else bound
         if self._name == QUANTIZING:
             return replace(bound, values=None) if isinstance(bound, BoundActQuantize | BoundDactQuantize) else bound
         if isinstance(bound, BoundFprop | BoundDgrad | BoundWgrad):
@@ -126,20 +132,18 @@ def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tens
     recipe = octavo.BlockScaling(wgrad="high_precision") if kind == VALUES_IN_WGRAD else octavo.recipe(kind)
     how: dict[str, Any] = {"recipe": recipe, "form": form} | ({"seed": 1} if recipe.stochastic else {})
     leaves = [given[name] for name in ("x", "weights", "w1", "w2")]
-    names = (PERMUTING, *{"bf16": [QUANTIZING]}.get(kind, [ROWS, ANY_WIDTH] if kind in BLOCK else []), NATIVE)
+    names = (PERMUTING, *PEERS.get(kind, ()), NATIVE)
     ways = {name: partial(ot.moe_mlp, **given, backend=name, **how) for name in names}
     rows: dict[str, dict[str, Any]] = {name: {} for name in ways}
     results = []
     for name, call in ways.items():
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        y = call()
-        results.append([y.detach(), *torch.autograd.grad(y, leaves, dy)])
-        rows[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+        seen, result = measure(call, leaves, dy)
+        results.append(result)
+        rows[name]["peak_bytes"] = seen["peak_bytes"]
     same = all(
         torch.equal(one, other) for other_way in results[1:] for one, other in zip(results[0], other_way, strict=True)
     )
-    del results, y
+    del results, result
     measured = step_times({name: (call, leaves) for name, call in ways.items()}, dy, TURNS, WARM)
     for name, times in measured.items():
         rows[name] |= times
@@ -148,6 +152,8 @@ def rows_of(label: str, kind: str, form: str, given: dict[str, Tensor], dy: Tens
     if ROWS in rows:
         more["saved_without_codes_of_rows"] = 1 - through / rows[ROWS]["step_ms"]
         more["saved_by_codes_of_tokens"] = 1 - rows[ANY_WIDTH]["step_ms"] / rows[ROWS]["step_ms"]
+    if CODES in rows:
+        more["saved_by_values"] = 1 - through / rows[CODES]["step_ms"]
     if QUANTIZING in rows:
         more["saved_without_codes"] = 1 - through / rows[QUANTIZING]["step_ms"]
     print(

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from octavo_native.layouts import LAYOUTS_OF_DIRECTION
 from octavo_native.support import EMULATED_RECIPES
 
 
@@ -16,6 +18,10 @@ class Quantized(Protocol):
     @property
     def scaling(self) -> str:
         """Of codes and scales."""
+
+    @property
+    def directions(self) -> Sequence[str]:
+        """Of its planes."""
 
     @property
     def square(self) -> bool:
@@ -47,3 +53,23 @@ def writes_values(quantizer: Quantized, direction: str, dtype: str, *, of_array:
         return True
     # NVFP4's kernels that turn values into columns hold two bytes per element
     return of_array and dtype != "float32" and not (quantizer.square and quantizer.stochastic)
+
+
+def valued(
+    quantizer: Quantized, layouts: Collection[str], dtype: str, device: str, *, of_array: bool
+) -> tuple[str, ...]:
+    """The directions of the quantizer's planes that GEMMs on this device can read as values.
+
+    layouts   of its row data and of its column data: values stand for native codes alone
+    dtype, of_array   as in `writes_values`
+    """
+    if not multiplies_values(device):
+        return ()
+    planes = zip(LAYOUTS_OF_DIRECTION.items(), layouts, strict=True)
+    return tuple(
+        direction
+        for (direction, (_, native)), layout in planes
+        if direction in quantizer.directions
+        and layout == native
+        and writes_values(quantizer, direction, dtype, of_array=of_array)
+    )

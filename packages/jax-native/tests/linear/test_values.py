@@ -21,6 +21,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 import octavo_jax
+import octavo_native.values
 import octavo_registry
 from octavo import MXFP8, NVFP4, BlockScaling, Recipe
 from octavo_jax import moe
@@ -72,7 +73,7 @@ class _Asked(NativeBackend):
         self._copies = copies
 
     def bind(self, request: AnyRequest) -> AnyBound:
-        with mock.patch.object(forms, "multiplies_values", return_value=self._copies):
+        with mock.patch.object(octavo_native.values, "multiplies_values", return_value=self._copies):
             return super().bind(request)
 
 

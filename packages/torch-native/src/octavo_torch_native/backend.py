@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import octavo_native
+from octavo.quantizer import Direction
 from octavo.recipe_base import GEMMS
 from octavo_native import support
 from octavo_native.gathering import gathered_operands
@@ -188,6 +189,7 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.delayed import record_amax, update_scales
     from octavo_torch_native.quantizers.quantizer import Quantizer
+    from octavo_torch_native.quantizers.values import multiplied
 
     quantizer = Quantizer(request.quantizer, request.layouts, DTYPES[request.in_dtype])
     delayed = request.quantizer.scaling == "delayed"
@@ -204,7 +206,25 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         interleaved=None if not request.stacked or _refuses_turns(request, 1) else partial(_interleaved, request),
         update_scales=update_scales if delayed else None,
         record_amax=record_amax if delayed else None,
+        multiplied=multiplied(request, partial(_multiplied, request), of_array=True),
     )
+
+
+def _multiplied(request: QuantizeRequest, directions: frozenset[Direction]) -> BoundQuantize[Tensor, GroupedTensor]:
+    """A quantizer that writes planes of these directions as values where it can."""
+    from octavo_torch_native.arrays.group_index import index_groups
+    from octavo_torch_native.quantizers.quantizer import Quantizer
+    from octavo_torch_native.quantizers.values import layouts_with_values
+
+    rows, rows_of_tokens = (
+        Quantizer(
+            request.quantizer,
+            layouts_with_values(request, directions, of_array=of_array),
+            DTYPES[request.in_dtype],
+        )
+        for of_array in (True, False)
+    )
+    return BoundQuantize(rows, prepare=index_groups, of_tokens=rows_of_tokens.of_tokens)
 
 
 def _refuses_turns(request: QuantizeRequest, block: int) -> str | None:
@@ -242,15 +262,26 @@ def _round_first(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTenso
 def _bind_fused(request: FusedRequest) -> AnyBoundFused:
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
+    from octavo_torch_native.quantizers.values import layouts_with_values, multiplied
 
-    how = request.quantizer, request.layouts
+    spec = request.quantizer
     if isinstance(request, NormRequest):
-        return BoundNormQuantize(NormQuantizer(*how, request.norm), prepare=index_groups)
+        return BoundNormQuantize(NormQuantizer(spec, request.layouts, request.norm), prepare=index_groups)
     if request.op == "act_quantize":
-        activation = ActQuantizer(*how, request.activation)
-        return BoundActQuantize(activation, prepare=index_groups, values=activation.values)
-    gradient = DactQuantizer(*how, request.activation)
-    return BoundDactQuantize(gradient, prepare=index_groups, values=gradient.values)
+
+        def act(directions: frozenset[Direction] = frozenset()) -> BoundActQuantize[Tensor, GroupedTensor]:
+            layouts = layouts_with_values(request, directions, of_array=False)
+            run = ActQuantizer(spec, layouts, request.activation)
+            return BoundActQuantize(run, prepare=index_groups, values=run.values)
+
+        return replace(act(), multiplied=multiplied(request, act, of_array=False))
+
+    def dact(directions: frozenset[Direction] = frozenset()) -> BoundDactQuantize[Tensor, GroupedTensor]:
+        layouts = layouts_with_values(request, directions, of_array=False)
+        run = DactQuantizer(spec, layouts, request.activation)
+        return BoundDactQuantize(run, prepare=index_groups, values=run.values)
+
+    return replace(dact(), multiplied=multiplied(request, dact, of_array=False))
 
 
 def _bind_move(request: MoveRequest) -> AnyBoundMove:

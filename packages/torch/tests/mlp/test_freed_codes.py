@@ -48,8 +48,9 @@ def planes_freed(recipe: Recipe, given: dict[str, Tensor], **rest: Any) -> tuple
 def test_codes_are_freed_as_soon_as_they_are_read(
     name: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In backward the activation's codes go after fc2's weight gradient, fc2's weight after its dgrad, fc1's result
-    after the activation's gradient, fc1's weight after dx, though autograd holds the tensors to the end."""
+    """In backward fc2's weight goes after its dgrad, before its weight gradient is made, the activation's codes after
+    that, fc1's result after the activation's gradient, fc1's weight after dx, though autograd holds the tensors to the
+    end."""
     recipe, given = PRESETS[name], operands()
     saved, y = planes_freed(recipe, given)
     before = bytes_of(saved)
@@ -57,9 +58,10 @@ def test_codes_are_freed_as_soon_as_they_are_read(
     y.backward(torch.ones_like(y))
     assert [what for what, _ in seen] == ["quantize", "wgrad", "quantize", "wgrad"]
     left = [count for _, count in seen]
-    assert left[0] == left[1] == before
+    assert left[0] == before
     a, w2, w1, h = M * F, given["w2"].numel(), given["w1"].numel(), M * 2 * F * 2
     # the reference backend has a byte or more for each code
+    assert left[1] <= before - w2
     assert left[2] <= before - a - w2
     assert left[3] <= before - a - w2 - w1 - h
 

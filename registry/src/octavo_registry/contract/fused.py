@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeAlias
 
-from octavo.quantizer import Operand
+from octavo.quantizer import Direction, Operand
 from octavo_registry.contract.arrays import A, A_co, A_contra, GroupOffset, GroupSizes, Q, Q_co
 from octavo_registry.contract.bound import Bound
 from octavo_registry.contract.quantize import TwoForms
@@ -189,11 +189,12 @@ class BoundActQuantize(Bound[ActQuantize[A, Q]], Generic[A, Q]):
     """The answer to a request for "act_quantize".
 
     values        the activation without the quantizer, for callers that read no codes; None: they pass them over
-    in_two_forms  as `BoundQuantize` has it
+    in_two_forms, multiplied   as `BoundQuantize` has them
     """
 
     values: ActValues[A] | None = field(default=None, kw_only=True)
     in_two_forms: Callable[[], BoundActQuantize[A, TwoForms[Q]]] | None = field(default=None, kw_only=True)
+    multiplied: Callable[[frozenset[Direction]], BoundActQuantize[A, Q]] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +202,12 @@ class BoundDactQuantize(Bound[DactQuantize[A, Q]], Generic[A, Q]):
     """The answer to a request for "dact_quantize".
 
     values        the gradient without the quantizer, which also gives `forward`; None likewise
-    in_two_forms  as `BoundQuantize` has it
+    in_two_forms, multiplied   as `BoundQuantize` has them
     """
 
     values: DactValues[A] | None = field(default=None, kw_only=True)
     in_two_forms: Callable[[], BoundDactQuantize[A, TwoForms[Q]]] | None = field(default=None, kw_only=True)
+    multiplied: Callable[[frozenset[Direction]], BoundDactQuantize[A, Q]] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

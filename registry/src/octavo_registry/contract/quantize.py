@@ -216,6 +216,9 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
                    apart first
     in_two_forms   answers with the same quantizer, of which `run` and `of_tokens` return `TwoForms`, the same answer
                    each time; None: the backend's GEMMs multiply codes
+    multiplied     for programs that run as they are written: answers with the same quantizer, of which `run` and
+                   `of_tokens` return the planes of these directions as `TwoForms.multiplied` has them, where the
+                   kernels write them so, and the others as codes. A plane of values has no scale. None likewise
     """
 
     with_amax: QuantizeWithAmax[A, Q] | None = field(default=None, kw_only=True)
@@ -229,6 +232,7 @@ class BoundQuantize(Bound[Quantize[A, Q]], Generic[A, Q]):
     round_first: RoundFirst[A, Q] | None = field(default=None, kw_only=True)
     interleaved: Interleaved[A, Q] | None = field(default=None, kw_only=True)
     in_two_forms: Callable[[], BoundQuantize[A, TwoForms[Q]]] | None = field(default=None, kw_only=True)
+    multiplied: Callable[[frozenset[Direction]], BoundQuantize[A, Q]] | None = field(default=None, kw_only=True)
 
 
 AnyBoundQuantize = BoundQuantize[Any, Any]

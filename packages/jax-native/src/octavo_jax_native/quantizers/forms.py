@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from jax import Array
 
 from octavo import GroupedTensorSpec
 from octavo.quantizer import Direction
 from octavo_jax.plugin_api import GroupedTensor
-from octavo_jax_native.arrays.planes import NATIVE, PREFIX
+from octavo_jax_native.arrays.planes import PREFIX
 from octavo_jax_native.ffi.convert import PlaneCall
 from octavo_jax_native.ffi.custom_call import group_plan
 from octavo_jax_native.ffi.quantize import QuantizeCall
 from octavo_native.layouts import VALUES
-from octavo_native.values import multiplies_values, writes_values
+from octavo_native.values import valued
 from octavo_registry.contract import PlanesRequest, TwoForms
 
 Directions = tuple[Direction, ...]
@@ -29,24 +29,15 @@ Directions = tuple[Direction, ...]
 
 def valued_directions(request: PlanesRequest, *, of_array: bool) -> Directions:
     """The planes of the request that GEMMs can read as values; `of_array` as in `octavo_native.values`."""
-    if not multiplies_values(request.device):
-        return ()
-    spec, dtype = request.quantizer, request.in_dtype
-    planes = zip(NATIVE.items(), request.layouts, strict=True)
-    return tuple(
-        direction
-        for (direction, native), layout in planes
-        if direction in spec.directions
-        and layout == native
-        and writes_values(spec, direction, dtype, of_array=of_array)
-    )
+    directions = valued(request.quantizer, request.layouts, request.in_dtype, request.device, of_array=of_array)
+    return cast("Directions", directions)
 
 
 def run_forms(call: QuantizeCall, operands: tuple[Array, ...]) -> list[Array]:
     """The results of `call`, in order; those called row_values and col_values are the planes as values."""
     names = [name for name, _, _ in call.results]
-    valued: Directions = tuple(direction for direction, prefix in PREFIX.items() if f"{prefix}_values" in names)
-    alone = [direction for direction in valued if f"{PREFIX[direction]}_codes" not in names]
+    both: Directions = tuple(direction for direction, prefix in PREFIX.items() if f"{prefix}_values" in names)
+    alone = [direction for direction in both if f"{PREFIX[direction]}_codes" not in names]
     # to the kernels values are codes in another layout
     written = {f"{PREFIX[direction]}_values": f"{PREFIX[direction]}_codes" for direction in alone}
     kernel = replace(
@@ -63,7 +54,7 @@ def run_forms(call: QuantizeCall, operands: tuple[Array, ...]) -> list[Array]:
     )
     made = dict(zip((name for name, _, _ in kernel.results), kernel.run(*operands), strict=True))
     plan = dict(zip(call.operands, operands, strict=True)).get("plan")
-    for direction in valued:
+    for direction in both:
         prefix = PREFIX[direction]
         if direction in alone:
             made[f"{prefix}_values"] = made[f"{prefix}_codes"]

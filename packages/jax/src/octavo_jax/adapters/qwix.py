@@ -21,9 +21,9 @@ from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
+from octavo_jax.arrays.extras import absent
 from octavo_jax.arrays.recipes import RecipeLike
 from octavo_jax.dispatch.backends import BackendNames
-from octavo_jax.extras import absent
 from octavo_jax.linear.dense import dense
 from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.linear.normalized_dense import layernorm_dense

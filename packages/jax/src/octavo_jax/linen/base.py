@@ -13,11 +13,11 @@ from jax.typing import DTypeLike
 from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.unsaid import UNSAID, Unsaid
+from octavo_jax.arrays.extras import absent
 from octavo_jax.arrays.flax_serialization import known_to_flax
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
-from octavo_jax.extras import absent
 from octavo_jax.modules.default_recipe import recipe_or_default
 from octavo_jax.modules.initializers import Initializer, zeros_init
 from octavo_jax.modules.kept_states import taken_before, undifferentiated_state

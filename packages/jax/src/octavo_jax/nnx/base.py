@@ -14,10 +14,10 @@ from jax.typing import DTypeLike
 from octavo import DelayedScaling
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.unsaid import UNSAID, Unsaid
+from octavo_jax.arrays.extras import absent
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room
-from octavo_jax.extras import absent
 from octavo_jax.modules.default_recipe import recipe_or_default
 from octavo_jax.modules.initializers import Initializer
 from octavo_jax.modules.kept_states import is_traced, recorded, undifferentiated_state

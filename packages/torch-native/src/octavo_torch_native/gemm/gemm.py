@@ -11,19 +11,20 @@ from torch import Tensor
 from octavo import GroupedTensorSpec
 from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
+from octavo_native.layouts import VALUES
 from octavo_registry.contract import TokenRows, Weight
 from octavo_torch.plugin_api import DTYPE_NAMES, DTYPES, Bounded, GroupedTensor, dtype_text
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
-from octavo_torch_native.arrays.layouts import layout_of
+from octavo_torch_native.arrays.layouts import layout_in_gemm
 from octavo_torch_native.gemm import operators as gemm_operators
 from octavo_torch_native.gemm.checks import OperandChecks
 from octavo_torch_native.gemm.operands import (
     NOT_GATHERED,
     OperandPair,
-    Planes,
     gathered,
     is_quantized,
     native_planes,
+    plane_of,
 )
 from octavo_torch_native.gemm.spec import GemmSpec, Tokens, gemm_text, quantized_gemm
 from octavo_torch_native.quantizers.planes import plane_sizes
@@ -35,7 +36,8 @@ Rows = GroupedTensor | Tensor | TokenRows[Tensor]
 class GroupedGemm(OperandChecks):
     """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
-    Operands are GroupedTensors of one scaling in any layout this package reads, or unquantized tensors. The rows of one
+    Operands are GroupedTensors of one scaling in any layout this package reads, planes of values among them, or
+    unquantized tensors. The rows of one
     of these may be TokenRows, on CUDA in bf16; and so may fprop's x and dgrad's dy in block scaling and the plain
     layout, on CUDA in E4M3 beside weights in E4M3. Group sizes of a GroupedTensor are its own; a GroupIndex in their
     place is used as it is. With weight "kn" w and dw are [G, K, N]: see octavo_registry.contract.weights, and n and k
@@ -89,8 +91,7 @@ class GroupedGemm(OperandChecks):
             text, rows, n, k, groups = pair.text, pair.rows, pair.n, pair.k, pair.groups
             if order is not None:
                 rows = order.shape[0]
-            a: Planes = left.plane(self.direction[0])
-            b: Planes = right.plane(self.direction[1])
+            a, b = plane_of(left, self.direction[0]), plane_of(right, self.direction[1])
             sizes = group_sizes if tokens or type(group_sizes) is GroupIndex else left.group_sizes
             index = group_index_of((rows, 0), sizes, a[0])
             assert index is not None
@@ -148,8 +149,10 @@ class GroupedGemm(OperandChecks):
         sides = (*self._sides(shape, right.shape, right.groups), right.groups)
         if tokens:
             spec = replace(spec, tokens="left")
+        layouts = [layout_in_gemm(spec, way) for spec, way in zip((left, right), self.direction, strict=True)]
+        values_left, values_right = (layout == VALUES for layout in layouts)
+        spec = replace(spec, left_values=values_left, right_values=values_right)
         pair = OperandPair((left, right), gemm_text(self._with_options(spec)), sides)
-        layouts = [layout_of(spec, way) for spec, way in zip((left, right), self.direction, strict=True)]
         pair.convert_left, pair.convert_right = layouts[0] == PLAIN and not tokens, layouts[1] == PLAIN
         pair.left, pair.right = (
             plane_sizes(spec, way, layout)

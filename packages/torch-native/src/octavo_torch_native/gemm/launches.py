@@ -106,10 +106,11 @@ class GemmLaunch:
         arguments["out"], arguments["plan"] = out.data_ptr(), plan.data_ptr()
         arguments["out_row_stride"], arguments["out_group_stride"] = strides
         if self.quantized:
-            assert left_scales is not None
-            assert right_scales is not None
-            left, left_scales = left.contiguous(), left_scales.contiguous()
-            right, right_scales = right.contiguous(), right_scales.contiguous()
+            left, right = left.contiguous(), right.contiguous()
+            # None beside values
+            left_scales, right_scales = (
+                None if scales is None else scales.contiguous() for scales in (left_scales, right_scales)
+            )
             arguments["left_scales"], arguments["right_scales"] = address(left_scales), address(right_scales)
             if left_global is not None and right_global is not None:
                 left_global, right_global = left_global.contiguous(), right_global.contiguous()

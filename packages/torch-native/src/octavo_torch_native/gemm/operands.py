@@ -17,7 +17,7 @@ from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.planes import PlaneSizes
 
 Planes = tuple[Tensor, Tensor | None, Tensor | None]
-"""Codes, scales and NVFP4's second level of an operand; or its values alone."""
+"""Codes, scales and NVFP4's second level of an operand; or values, and that level; or what is not quantized, alone."""
 
 
 class Gathered(NamedTuple):
@@ -33,6 +33,14 @@ class Gathered(NamedTuple):
 
 
 NOT_GATHERED = Gathered()
+
+
+def plane_of(q: GroupedTensor, direction: Direction) -> Planes:
+    """A plane of `q`: codes and their scales, or values; ValueError where it is absent."""
+    codes: Tensor | None = getattr(q, direction)
+    if codes is None:
+        return q.plane(direction)
+    return codes, getattr(q, f"{direction}_scale"), getattr(q, f"{direction}_global")
 
 
 def gathered(side: Tokens, rows: TokenRows[Tensor]) -> Gathered:

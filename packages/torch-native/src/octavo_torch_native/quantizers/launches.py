@@ -21,6 +21,7 @@ from octavo_torch_native.quantizers.inputs import QuantizeInputs
 from octavo_torch_native.quantizers.planes import (
     DTYPE_NUMBERS,
     PREFIX,
+    VALUE_DTYPE,
     Shape,
     geometry,
     layout_number,
@@ -34,7 +35,6 @@ from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
 _PROLOGUE_OUTPUTS = ("dprobs", "forward", "mean", "rstd")
 _EXTRAS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
 
-_VALUE_DTYPE = torch.bfloat16
 _VALUES = layout_number(VALUES)
 
 _WORDS = {"": "_codes", "_scale": "_scales", "_global": "_global"}
@@ -157,7 +157,7 @@ class QuantizeLaunch:
         """Codes, scales and NVFP4's second level of one plane; values instead of codes and scales in that layout."""
         quantizer, layout = self.spec.quantizer, self._layouts[direction]
         if layout == VALUES:
-            outputs = [(values_shape(direction=direction, groups=groups, **geometry(quantized)), _VALUE_DTYPE)]
+            outputs = [(values_shape(direction=direction, groups=groups, **geometry(quantized)), VALUE_DTYPE)]
         else:
             if layout == PLAIN:
                 codes, scales = plane_shapes(make_layout(), direction, layout)

@@ -87,11 +87,17 @@ def geometry(shape: Shape) -> dict[str, int]:
 
 
 PlaneSizes = tuple[int, int, torch.dtype, torch.dtype]
-"""Elements of a plane's codes, elements of its scales, and the dtypes of both."""
+"""Elements of a plane's codes, elements of its scales, and the dtypes of both. Values have no scales."""
+
+VALUE_DTYPE = torch.bfloat16
+"""Of a plane of values."""
 
 
 def plane_sizes(spec: GroupedTensorSpec, direction: Direction, name: str) -> PlaneSizes:
     """The sizes that kernels, which get nothing but addresses, expect of a plane in the layout of that name."""
+    if name == native_layouts.VALUES:
+        values = native_layouts.values_shape(direction=direction, groups=spec.groups, **geometry(spec.shape))
+        return prod(values), 0, VALUE_DTYPE, SCALE_DTYPE[spec.quantizer.scale_format]
     codes, scales = plane_shapes(spec, direction, name)
     return prod(codes), prod(scales), PAYLOAD_DTYPE[spec.quantizer.format], SCALE_DTYPE[spec.quantizer.scale_format]
 
@@ -103,12 +109,13 @@ def check_plane(
     count, scales, code_dtype, scale_dtype = sizes
     device = codes.device
     if (
-        scale is not None
-        and codes.numel() == count
+        codes.numel() == count
         and codes.dtype is code_dtype
-        and scale.numel() == scales
-        and scale.dtype is scale_dtype
-        and scale.device == device
+        and (
+            not scales
+            if scale is None
+            else scale.numel() == scales and scale.dtype is scale_dtype and scale.device == device
+        )
         and (factor is None or (factor.numel() == groups and factor.dtype is torch.float32 and factor.device == device))
     ):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -209,3 +209,31 @@ pytree.register_pytree_node(
     from_dumpable_context=lambda dumped: (name_of(GroupedTensorSpec.model_validate_json(dumped[0])), tuple(dumped[1:])),
     flatten_with_keys_fn=_flatten_with_keys,
 )
+
+
+Some = TypeVar("Some")
+
+
+def codes_alone(operand: Some) -> Some:
+    """A GroupedTensor without its planes of values, which have no scales, and which only the pass that has made them
+    reads; anything else as it is."""
+    if not isinstance(operand, GroupedTensor):
+        return operand
+    values = [
+        direction
+        for direction in PLANES_OF
+        if getattr(operand, direction) is not None and getattr(operand, f"{direction}_scale") is None
+    ]
+    return _without(operand, values) if values else operand
+
+
+def plane_alone(operand: Some, direction: Direction) -> Some:
+    """A GroupedTensor with the plane of this direction, if it has it, and no other; anything else as it is."""
+    if not isinstance(operand, GroupedTensor):
+        return operand
+    return _without(operand, [other for other in PLANES_OF if other != direction])
+
+
+def _without(operand: Some, directions: Iterable[Direction]) -> Some:
+    absent: dict[str, Any] = {part: None for direction in directions for part in PLANES_OF[direction]}
+    return replace(operand, **absent)  # type: ignore[type-var]  # a GroupedTensor

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
 import octavo_registry as registry
 from octavo import Recipe
-from octavo.quantizer import Operand
+from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import InterleaveHalves
 from octavo_registry.contract.layer import DelayedScales, WholeLayer
-from octavo_registry.contract.quantize import QuantizeInto, QuantizeWithAmax
+from octavo_registry.contract.plan import Plan
+from octavo_registry.contract.quantize import QuantizeInto, QuantizeTokens, QuantizeWithAmax
 from octavo_registry.contract.request import GemmRequest
 from octavo_registry.contract.weights import readers
 from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan
@@ -39,6 +41,8 @@ from octavo_torch.dispatch.rounded import is_composed, plan_layer
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
+AnyPlan = TypeVar("AnyPlan", bound=Plan)
+
 
 class WeightPlanes(NamedTuple):
     """The fields of a weight's codes that each of its GEMMs reads."""
@@ -55,6 +59,9 @@ class Layer:
     graph_safe  every plan is one that a CUDA graph may hold
     quantize_*  bound quantizers of exactly the planes that the GEMMs read; None: that operand stays as it is
     quantizers  the plans of those, by operand
+    at_once     of a layer from `reading_at_once`: the directions of each operand's planes that the pass reads which
+                quantizes them, and that nobody keeps; else empty
+    of_tokens   the quantizers of rows that a router's choices make of tokens, by operand, where the backend has them
     with_amax   the quantizers that also return the amax of each group, by operand, where the backend has them
     w_into      writes w's codes over an earlier result's, where the backend has that
     whole       the two passes as one call each, where one backend serves the whole layer and offers them
@@ -70,6 +77,7 @@ class Layer:
         "_interleaved",
         "_leaving",
         "at_host",
+        "at_once",
         "backend",
         "block",
         "columns",
@@ -84,6 +92,7 @@ class Layer:
         "need_dx",
         "needs_more",
         "needs_seed",
+        "of_tokens",
         "on_cpu",
         "plan",
         "prepare",
@@ -150,6 +159,7 @@ class Layer:
             "dy": of_planes(plan.quantize_dy, row_dy, column, backend),
         }
         self.quantizers = {operand: part for operand, part in parts.items() if part}
+        self.at_once: dict[Operand, frozenset[Direction]] = {}
         self._set_quantizers()
         read_sizes = (
             plan.fprop, plan.dgrad if need_dx else None, plan.wgrad if need_dw else None, parts["x"], parts["dy"]
@@ -194,9 +204,13 @@ class Layer:
         self.wgrad: WgradFunction | None = of.writing(plan.wgrad) if self.need_dw and plan.wgrad else None
 
     def _set_quantizers(self) -> None:
+        plans = {operand: self.multiplied(operand, plan) for operand, plan in self.quantizers.items()}
         found: dict[Operand, QuantizerFunctions] = {
             operand: self._functions.quantizing(plan) if operand == "w" else QuantizerFunctions.of(plan.bound)
-            for operand, plan in self.quantizers.items()
+            for operand, plan in plans.items()
+        }
+        self.of_tokens: dict[Operand, QuantizeTokens[Tensor, GroupedTensor]] = {
+            operand: plan.bound.of_tokens for operand, plan in plans.items() if plan.bound.of_tokens is not None
         }
         self.quantize_x: QuantizeFunction | None
         self.quantize_w: QuantizeFunction | None
@@ -208,6 +222,17 @@ class Layer:
             operand: functions.with_amax for operand, functions in found.items() if functions.with_amax is not None
         }
         self.w_into: QuantizeInto[Tensor, GroupedTensor] | None = found["w"].into if "w" in found else None
+
+    def multiplied(self, operand: Operand, plan: AnyPlan) -> AnyPlan:
+        """`plan`, a quantizer's of this operand, with the answer that writes the planes in `at_once` as GEMMs multiply
+        them; as it is where its backend has none, or does not run all GEMMs."""
+        spec = plan.request.quantizer
+        assert spec is not None  # of a quantizer
+        directions = self.at_once.get(operand, frozenset()) & frozenset(spec.directions)
+        make = getattr(plan.bound, "multiplied", None)
+        if not directions or make is None or any(gemm.backend != plan.backend for gemm in self.needed.values()):
+            return plan
+        return replace(plan, bound=make(directions))
 
     def _as_it_lies(self, of_fprop: bool, of_dgrad: bool) -> tuple[bool, bool]:
         """What is said of the planes of w that fprop and dgrad read, as said of its rowwise and columnwise planes."""
@@ -297,5 +322,19 @@ class Layer:
             if plan is not None:
                 layer.quantizers[operand] = plan
                 layer.prepare = shared_prepare((layer.prepare, plan.prepare))
+        layer._set_quantizers()
+        return layer
+
+    def reading_at_once(self, planes: Mapping[Operand, tuple[bool, bool]]) -> Layer:
+        """This layer where `planes` says of each operand whether its row data and its column data are read in the pass
+        that quantizes them, and kept by nobody; of w, what fprop and what dgrad reads. Others are kept."""
+        at_once: dict[Operand, frozenset[Direction]] = {}
+        for operand, (row, column) in planes.items():
+            if operand == "w":
+                row, column = self._as_it_lies(row, column)
+            named: tuple[tuple[Direction, bool], ...] = (("rowwise", row), ("columnwise", column))
+            at_once[operand] = frozenset(direction for direction, read in named if read)
+        layer = self._composed()
+        layer.at_once = at_once
         layer._set_quantizers()
         return layer

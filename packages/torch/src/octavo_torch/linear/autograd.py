@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.quantizer import Operand
 from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, codes_alone
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
@@ -69,13 +69,16 @@ def run_forward(
 ) -> tuple[Tensor, AnyRows | GroupedTensor, Matrix]:
     """The layer's product of x [M, K] and w [G, N, K], each of which is quantized first unless the call has its codes.
 
-    Returns y [M, N], and then x and w as the backward saves them: quantized if a GEMM reads codes.
+    Returns y [M, N], and then x and w as the backward saves them: quantized if a GEMM reads codes, without planes of
+    values.
 
     If the call has codes of x, the values of x are read only by a high-precision fprop. TokenRows are for a layer that
     gathers them (octavo_torch.moe.tokens), and are returned as they are.
     """
-    rows, matrices = read_operands(call, seed, x, w)
-    return product(call, call.layer.fprop, (x, w), (rows, matrices), bias, bias_scales), rows, matrices
+    read = read_operands(call, seed, x, w)
+    y = product(call, call.layer.fprop, (x, w), read, bias, bias_scales)
+    rows, matrices = read
+    return y, codes_alone(rows), codes_alone(matrices)
 
 
 def read_operands(

@@ -81,6 +81,11 @@ class MlpCall(Options):
         stores = self.delayed_wgrad
         return stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
 
+    @property
+    def postpones(self) -> bool:
+        """Whether a weight's gradient may be postponed."""
+        return self.delayed_wgrad is not None
+
     def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
         """Makes the layers' calls, with their sizes."""
         self.set_experts(plan, block)

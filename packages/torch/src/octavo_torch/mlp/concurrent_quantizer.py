@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor
+from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor, codes_alone
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.linear.autograd import AnyRows, product, quantize_operand, read_operands
@@ -54,7 +54,8 @@ class ConcurrentQuantizer:
                 self._codes = quantize_operand(fc2, quantize, "w", self._w2, self._seed)
         finally:
             self._done = self._side.record_event()
-        return h, *read
+        rows, matrices = read
+        return h, codes_alone(rows), codes_alone(matrices)
 
     def w2_codes(self) -> GroupedTensor:
         """w2's codes, which the caller's stream may read from now on."""

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, plane_alone
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.autograd.saved import may_free
@@ -186,7 +186,7 @@ class _Backward:
     An array that no later step reads is dropped before the next one is allocated, because a training step's memory
     peaks here.
 
-    of_dgrad, of_wgrad   dy as fc2's dgrad and wgrad read it
+    of_dgrad, of_wgrad   dy as fc2's dgrad and wgrad read it, and then fc1's
     dy_of_w2   dy, if fc2's wgrad waits until the activation has been computed again, beside its gradient; else None
     h, a       fc1's result, and the activation as fc2's wgrad reads it
     da         the gradient of the activation's result
@@ -194,8 +194,8 @@ class _Backward:
     dx         waits for the gradient of x
     """
 
-    of_dgrad: Rows
-    of_wgrad: Rows
+    of_dgrad: Rows | None
+    of_wgrad: Rows | None
     da: Tensor
     dy_of_w2: Rows | None
 
@@ -227,7 +227,7 @@ class _Backward:
         of_bias = needs.bias2 or needs.bias2_scales
         of_tokens = operands.dy_of_tokens
         if of_tokens is not None and self.multiplies and not of_bias and self.call.fc2.probe is None:
-            self.of_dgrad, self.of_wgrad = of_tokens(self.seed2)
+            self._set_read(*of_tokens(self.seed2))
             self.dy_stays = not fc2.quantized_wgrad  # wgrad reads the tokens, and not what was made of them
             return
         dy = operands.dy()
@@ -242,30 +242,35 @@ class _Backward:
             )
         if self.multiplies:
             codes = _as_read(self.call.fc2, dy, self.seed2)
-            self.of_dgrad = codes if fc2.quantized_dgrad else dy
-            self.of_wgrad = codes if fc2.quantized_wgrad else dy
+            self._set_read(codes if fc2.quantized_dgrad else dy, codes if fc2.quantized_wgrad else dy)
+
+    def _set_read(self, of_dgrad: Rows | None, of_wgrad: Rows | None) -> None:
+        """Sets both, of codes the one plane that the GEMM reads, so that it is freed behind this GEMM."""
+        self.of_dgrad, self.of_wgrad = plane_alone(of_dgrad, "rowwise"), plane_alone(of_wgrad, "columnwise")
 
     def second_layer(self) -> None:
-        """fc2's dgrad, and its wgrad unless that waits for the activation."""
+        """fc2's dgrad, and then its wgrad, unless that waits for the activation."""
         fc2, needs, operands = self.call.plan.fc2, self.needs, self.operands
         self.h = operands.h() if self.h is None else self.h
         # the pass that computes h's gradient can compute the activation, too; to wait for it costs nothing if dy stays
         makes_both = self.call.plan.dact.without_codes is not None and self.reads_dh
         reads_values = needs.w2 and self.a is None and not fc2.quantized_wgrad
         self.dy_of_w2 = self.of_wgrad if reads_values and makes_both and self.dy_stays else None
-        if needs.w2 and self.dy_of_w2 is None:
-            self.a = operands.a(self.h, self.seed2) if self.a is None else self.a
-            self._multiply_w2(self.of_wgrad)
-        del self.of_wgrad
         if self.before_activation:
             assert fc2.dgrad is not None  # a layer whose dx is needed
+            assert self.of_dgrad is not None  # it reads dy
             self.da = fc2.dgrad(self.of_dgrad, operands.w2(), operands.sizes)
             operands.done_with("w2")
         del self.of_dgrad
+        if needs.w2 and self.dy_of_w2 is None:
+            self.a = operands.a(self.h, self.seed2) if self.a is None else self.a
+            assert self.of_wgrad is not None  # it reads dy
+            self._multiply_w2(self.of_wgrad)
+        del self.of_wgrad
 
     def first_layer(self) -> None:
         """The activation's gradient, fc2's wgrad if it has waited, and fc1's dgrad and wgrad."""
-        call, operands = self.call, self.operands
+        call, operands, fc1 = self.call, self.operands, self.call.plan.fc1
         assert self.h is not None  # read by the second layer
         if not self.reads_dh:
             self.found["probs"] = probs_gradient(self.da, self.h, call.plan.activation)
@@ -280,9 +285,14 @@ class _Backward:
         operands.done_with("h")
         if self.dy_of_w2 is not None:
             self._multiply_w2(self.dy_of_w2)
-        self._multiply_w1(dh)
         if dh.bias is not None and call.block:
             self.found["bias1"] = from_halves(dh.bias, call.block)
+        read = [dh.codes if quantized else dh.h for quantized in (fc1.quantized_dgrad, fc1.quantized_wgrad)]
+        del dh
+        self._set_read(*read)
+        del read
+        self._multiply_x()
+        self._multiply_w1()
 
     def _multiply_w2(self, dy: Rows) -> None:
         fc2 = self.call.plan.fc2
@@ -293,20 +303,22 @@ class _Backward:
         if not is_postponed(self.call.fc2):
             self.operands.done_with("a")
 
-    def _multiply_w1(self, dh: _BeforeActivation) -> None:
+    def _multiply_x(self) -> None:
         call, operands, fc1 = self.call, self.operands, self.call.plan.fc1
         if self.needs.x:
             assert fc1.dgrad is not None  # a layer whose dx is needed
-            w1, read = operands.w1(), dh.codes if fc1.quantized_dgrad else dh.h
-            assert read is not None  # a GEMM reads it
-            self.dx = operands.of_x(fc1.dgrad(read, w1, operands.sizes, out=call.grad_input))
-            del w1, read
+            assert self.of_dgrad is not None  # it reads dh
+            dx = fc1.dgrad(self.of_dgrad, operands.w1(), operands.sizes, out=call.grad_input)
+            del self.of_dgrad
+            self.dx = operands.of_x(dx)
             operands.done_with("w1")
+
+    def _multiply_w1(self) -> None:
+        call, operands, fc1 = self.call, self.operands, self.call.plan.fc1
         if self.needs.w1:
             assert fc1.wgrad is not None  # a layer whose dw is needed
-            read = dh.codes if fc1.quantized_wgrad else dh.h
-            assert read is not None  # a GEMM reads it
-            self.found["w1"] = weight_gradient(call.fc1, fc1.wgrad, operands.x(), read, operands.sizes, call)
+            assert self.of_wgrad is not None  # it reads dh
+            self.found["w1"] = weight_gradient(call.fc1, fc1.wgrad, operands.x(), self.of_wgrad, operands.sizes, call)
             if not is_postponed(call.fc1):
                 operands.done_with("x")
 

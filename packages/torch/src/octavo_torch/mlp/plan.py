@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from octavo import Recipe
+from octavo.quantizer import Operand
 from octavo_registry.contract import Plan
 from octavo_registry.contract.cards import Activation
 from octavo_registry.contract.recording import MakeRecorder
@@ -27,12 +28,32 @@ from octavo_torch.recording.calls import Kinds
 
 @dataclass(frozen=True)
 class Needed:
-    """Which gradients a call of an MLP computes. between: any that needs fc2's dgrad: of x, w1, bias1 or probs."""
+    """Which gradients a call of an MLP computes.
+
+    between   any that needs fc2's dgrad: of x, w1, bias1 or probs
+    waits     those of weights are postponed, and what they read is kept until then
+    """
 
     x: bool = False
     w1: bool = False
     w2: bool = False
     between: bool = False
+    waits: bool = False
+
+
+Planes = tuple[bool, bool]
+"""Something about an operand's row data and its column data; of w, about what fprop and what dgrad reads."""
+
+
+def read_at_once(*, waits: bool) -> dict[Operand, Planes]:
+    """Which planes are read in the pass that quantizes them: `Layer.reading_at_once`. Of x and of the weights those for
+    fprop; the others are kept for backward."""
+    return {"x": (True, False), "w": (True, False), "dy": (True, not waits)}
+
+
+def read_at_once_again(*, waits: bool) -> dict[Operand, Planes]:
+    """The same in a backward that quantizes x, the activation and the weights again, for their gradients."""
+    return {"x": (False, not waits), "w": (False, True), "dy": (True, not waits)}
 
 
 class MlpPlan:
@@ -46,6 +67,8 @@ class MlpPlan:
     recorder    writes down the launches of a pass; None where backends are several, or the one has none, or a pass does
                 more than to launch: draws seeds, or computes an activation by torch's operations
     calls       the passes of calls that are written down
+    waits       see Needed
+    at_once     the planes that are read in the pass that quantizes them, of both layers
     """
 
     __slots__ = (
@@ -53,6 +76,7 @@ class MlpPlan:
         "_leaving",
         "act",
         "activation",
+        "at_once",
         "calls",
         "dact",
         "fc1",
@@ -60,10 +84,22 @@ class MlpPlan:
         "prepare",
         "recipe",
         "recorder",
+        "waits",
     )
 
-    def __init__(self, recipe: Recipe, activation: Activation, fc1: Layer, fc2: Layer) -> None:
-        self.recipe, self.activation, self.fc1, self.fc2 = recipe, activation, fc1, fc2
+    def __init__(
+        self,
+        recipe: Recipe,
+        activation: Activation,
+        fc1: Layer,
+        fc2: Layer,
+        waits: bool = False,
+        at_once: Mapping[Operand, Planes] | None = None,
+    ) -> None:
+        self.recipe, self.activation, self.waits = recipe, activation, waits
+        self.at_once = read_at_once(waits=waits) if at_once is None else at_once
+        self.fc1, self.fc2 = fc1.reading_at_once(self.at_once), fc2.reading_at_once(self.at_once)
+        fc1, fc2 = self.fc1, self.fc2
         self.act = activation_quantizer(fc2, activation)
         self.dact = gradient_quantizer(fc1, activation)
         fused = [part.plan.prepare for part in (self.act, self.dact) if part.plan]
@@ -87,7 +123,7 @@ class MlpPlan:
             return self
         plan = self._leaving.get(multiprocessors)
         if plan is None:
-            plan = self._leaving[multiprocessors] = MlpPlan(self.recipe, self.activation, fc1, fc2)
+            plan = self._leaving[multiprocessors] = self._of(fc1, fc2)
         return plan
 
     def interleaved(self, block: int) -> MlpPlan:
@@ -97,8 +133,12 @@ class MlpPlan:
         plan = self._interleaved.get(block)
         if plan is None:
             fc1 = self.fc1.interleaved(block)
-            plan = self._interleaved[block] = MlpPlan(self.recipe, self.activation, fc1, self.fc2)
+            plan = self._interleaved[block] = self._of(fc1, self.fc2)
         return plan
+
+    def _of(self, fc1: Layer, fc2: Layer) -> MlpPlan:
+        """This plan with these layers in the place of its own."""
+        return MlpPlan(self.recipe, self.activation, fc1, fc2, self.waits, self.at_once)
 
     @property
     def fused(self) -> dict[str, Fused]:
@@ -147,7 +187,7 @@ def mlp_plan_for(
     shapes = *map(int, w1.shape), *map(int, w2.shape), order_of(w1), order_of(w2)  # see layer_for
     key = (
         id(recipe), activation, x.dtype, x.device, shapes, at_host, needed.x, needed.w1, needed.w2,
-        needed.between, backend, graph_safe,
+        needed.between, needed.waits, backend, graph_safe,
     )  # fmt: skip
 
     def resolve() -> MlpPlan:
@@ -156,6 +196,6 @@ def mlp_plan_for(
         inner = recipe if recipe.output_dtype in (None, DTYPE_NAMES[x.dtype]) else with_output_dtype(recipe, None)
         fc1 = layer_for(inner, x, w1, at_host, needed.x, needed.w1, backend, graph_safe)
         fc2 = layer_for(recipe, x, w2, at_host, needed.between, needed.w2, backend, graph_safe)
-        return MlpPlan(recipe, activation, fc1, fc2)
+        return MlpPlan(recipe, activation, fc1, fc2, needed.waits)
 
     return _plans.get(key, resolve, recipe)

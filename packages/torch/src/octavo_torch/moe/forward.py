@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo_registry.contract.moves import TokenRows
+from octavo_registry.contract.quantize import QuantizeTokens
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operators
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
@@ -111,7 +112,7 @@ def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowVa
         return call.moves.tokens.permute_rows(x, *places, None)
     if call.moe.x_once is not None:
         return quantize_once(call.moe.x_once, "x", x, places)
-    call.fc1.x_codes = quantize_tokens(call.fc1, call.fc1.layer.quantizers["x"], "x", x, places, seed)
+    call.fc1.x_codes = quantize_tokens(call.fc1, call.fc1.layer.of_tokens["x"], "x", x, places, seed)
     return x
 
 
@@ -121,13 +122,16 @@ def quantize_once(quantizer: QuantizePlan, operand: Operand, tokens: Tensor, pla
 
 
 def quantize_tokens(
-    call: Call, quantizer: QuantizePlan, operand: Operand, tokens: Tensor, places: Places, seed: DrawnSeed
+    call: Call,
+    of_tokens: QuantizeTokens[Tensor, GroupedTensor],
+    operand: Operand,
+    tokens: Tensor,
+    places: Places,
+    seed: DrawnSeed,
 ) -> GroupedTensor:
     """What `quantize_operand` returns for the rows that the choices make of `tokens`, without writing these rows."""
-    of_tokens, state = quantizer.bound.of_tokens, call.state
-    assert of_tokens is not None  # the plan says so
+    state = call.state
     records = state is not None and call.record
-    codes: GroupedTensor
     codes, amax = of_tokens(
         tokens, call.sizes, *places, amax=records, seed=seed, operand=operand, group_offset=call.group_offset,
         scale=None if state is None else state.encode_scale(operand),

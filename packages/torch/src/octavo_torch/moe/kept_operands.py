@@ -102,9 +102,10 @@ class KeptOperands:
         values = TokenRows(dy, *self.places)
         of_dgrad: Rows = values
         of_wgrad: Rows = values
-        quantizer = layer.quantizers.get("dy") if once is None else once.columns
-        if quantizer is not None:
-            codes = quantize_tokens(call, quantizer, "dy", dy, self.places, seed)
+        columns = None if once is None or once.columns is None else once.columns.bound.of_tokens
+        of_tokens = layer.of_tokens.get("dy") if once is None else columns
+        if of_tokens is not None:
+            codes = quantize_tokens(call, of_tokens, "dy", dy, self.places, seed)
             of_dgrad = codes if layer.quantized_dgrad else values
             of_wgrad = codes if layer.quantized_wgrad else values
         if once is not None:
@@ -131,8 +132,8 @@ class KeptOperands:
             return self._kept("x")
         again, tokens = self._backward_call, self._tensor("x")
         if takes_tokens(again.plan.fc1, "x"):
-            quantizer = again.plan.fc1.quantizers["x"]
-            return quantize_tokens(again.fc1, quantizer, "x", tokens, self.places, self._seeds[0])
+            of_tokens = again.plan.fc1.of_tokens["x"]
+            return quantize_tokens(again.fc1, of_tokens, "x", tokens, self.places, self._seeds[0])
         quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)
         return rows if quantize is None else quantize_operand(again.fc1, quantize, "x", rows, self._seeds[0])
 

@@ -73,7 +73,8 @@ def apply(
     arrays = MoeOperands(x, first.weight, second.weight, weights, first.bias, second.bias)
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
-    resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or needs[3] or needs[4]))
+    between = needs[0] or needs[1] or needs[3] or needs[4]
+    resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], between, call.postpones))
     w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     if call.ep is not None:
         sides = Sides(x.shape[1], arrays.w2.shape[2], arrays.w2.shape[1], arrays.w1.shape[0])

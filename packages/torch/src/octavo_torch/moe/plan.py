@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from octavo.quantizer import Direction, Operand
@@ -12,14 +12,11 @@ from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.memo import Memo
-from octavo_torch.mlp.plan import MlpPlan, plans_of
+from octavo_torch.mlp.plan import MlpPlan, Planes, plans_of, read_at_once_again
 from octavo_torch.moe.forms import Form, WeightCodes
 from octavo_torch.moe.kept import Kept
 from octavo_torch.moe.tokens import gathers, gathers_codes, quantizer_of_tokens, takes_tokens
 from octavo_torch.recording.calls import Kinds
-
-Planes = tuple[bool, bool]
-"""Whether an operand's row data and its column data are computed."""
 
 
 class DyOnce(NamedTuple):
@@ -78,12 +75,17 @@ class MoePlan:
 
     def __init__(self, full: MlpPlan, form: Form, weight_codes: WeightCodes, hidden: QuantizePlan | None) -> None:
         keep_rows, keep_weights = form == "keep_all", weight_codes == "keep"
-        self.forward = _narrowed(full, {"x": (True, keep_rows), "w": (True, keep_weights)})
-        self.backward = _narrowed(full, {"x": (False, not keep_rows), "w": (False, not keep_weights)})
+        # a backward that runs fc1 again reads the plane of w1 that forward has read
+        keeps_for_fprop = form == "recompute" and keep_weights
+        at_once = {**full.at_once, "w": (not keeps_for_fprop, False)}
+        self.forward = _narrowed(full, {"x": (True, keep_rows), "w": (True, keep_weights)}, at_once)
+        again: dict[Operand, Planes] = {"x": (False, not keep_rows), "w": (False, not keep_weights)}
+        self.backward = _narrowed(full, again, read_at_once_again(waits=full.waits))
         self.hidden = hidden
         fc1, fc2 = self.forward.fc1, self.forward.fc2
-        again = self.backward.fc1
-        self.wgrad_gathers = again.need_dw and again.quantize_x is None and gathers(again, "x", "wgrad")
+        fc1_again = self.backward.fc1
+        reads_values = fc1_again.need_dw and fc1_again.quantize_x is None
+        self.wgrad_gathers = reads_values and gathers(fc1_again, "x", "wgrad")
         keeps_x = keep_rows and fc1.need_dw and not fc1.quantized_wgrad and not self.wgrad_gathers
         self.x_of_tokens = takes_tokens(fc1, "x") and fc1.quantized_fprop and not keeps_x
         unquantized: list[Gemm] = [gemm for gemm in READERS["dy"] if not fc2.recipe.quantizes(gemm)]
@@ -125,8 +127,9 @@ def _dy_once(fc2: Layer) -> DyOnce | None:
     return DyOnce(quantizer_of_tokens(fc2, "dy"), columns)
 
 
-def _narrowed(full: MlpPlan, planes: dict[Operand, Planes]) -> MlpPlan:
-    return MlpPlan(full.recipe, full.activation, full.fc1.with_planes(planes), full.fc2.with_planes(planes))
+def _narrowed(full: MlpPlan, planes: dict[Operand, Planes], at_once: Mapping[Operand, Planes]) -> MlpPlan:
+    fc1, fc2 = full.fc1.with_planes(planes), full.fc2.with_planes(planes)
+    return MlpPlan(full.recipe, full.activation, fc1, fc2, full.waits, at_once)
 
 
 _plans: Memo[MoePlan] = Memo()

@@ -11,8 +11,7 @@ from octavo_torch.dispatch.quantizer_plans import of_one_matrix
 
 def takes_tokens(layer: Layer, operand: Operand) -> bool:
     """Whether the layer quantizes this operand from the tokens, without rows of them."""
-    plan = layer.quantizers.get(operand)
-    return plan is not None and plan.bound.of_tokens is not None
+    return operand in layer.of_tokens
 
 
 def gathers(layer: Layer, operand: Operand, *gemms: Gemm) -> bool:

@@ -81,6 +81,7 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
     plan = _fusing(chosen, activation_request(request, op, activation), codes, layer.backend)
     if isinstance(plan, str):
         return Fused(None, None, plan, codes, array)
+    plan = layer.multiplied(operand, plan)
     bound = cast("AnyBoundActQuantize | AnyBoundDactQuantize", plan.bound)
     return Fused(plan, plan.run, "", codes, array, cast("Values | None", bound.values))
 
