@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
-from experts_work.own import numbered, reduced, stored, wrapped
+from experts_work.own import exported, reduced, stored, wrapped
 from experts_work.problems import E
 from ranks import WORLD, Ranks
 
@@ -38,7 +39,14 @@ def test_sharded_checkpoints_hold_the_experts_of_all_ranks(ranks: Ranks, tmp_pat
     assert ranks(stored, str(tmp_path)) == [[]] * WORLD
 
 
-def test_exported_experts_have_their_own_numbers(ranks: Ranks) -> None:
-    """Each rank's tensors are those of other experts than the other ranks'."""
+def test_exported_experts_have_their_own_numbers(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank's tensors are those of other experts than the other ranks', and it loads those without being told their
+    numbers, from a file of all experts and from its own; files of more experts and of other ranks are refused."""
+    seed = secrets.randbits(24)
+    print(f"seed {seed}")
     each = E // WORLD
-    assert ranks(numbered) == [[*range(rank * each, (rank + 1) * each)] for rank in range(WORLD)]
+    for rank, (numbers, equal, told) in enumerate(ranks(exported, str(tmp_path), seed)):
+        assert numbers == [*range(rank * each, (rank + 1) * each)]
+        assert equal == [True, True]
+        assert f"has experts up to number {2 * E - 1}, and the {WORLD} ranks of ep= have {E}" in told[0]
+        assert f"and not {rank * each}; give" in told[1]
