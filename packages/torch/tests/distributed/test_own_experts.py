@@ -11,10 +11,11 @@ from ranks import WORLD, Ranks
 
 
 def test_wrappers_over_ranks_that_share_the_experts_are_refused(ranks: Ranks) -> None:
-    """FSDP2 and FSDP1 would gather other ranks' experts into a weight, and DistributedDataParallel gives all ranks one
-    rank's."""
-    for shards, copies, adapted, *flattened, replicas, sharded in ranks(wrapped):
+    """FSDP2 and FSDP1 would gather other ranks' experts into a weight, or into adapters, which FSDP2 may be given
+    alone, and DistributedDataParallel gives all ranks one rank's."""
+    for shards, of_adapters, copies, adapted, *flattened, replicas, sharded in ranks(wrapped):
         assert "weight1 is to be distributed over ranks" in shards
+        assert "lora_A is to be distributed over ranks" in of_adapters
         assert "DistributedDataParallel over these ranks has given all of them one rank's" in copies
         assert adapted == copies
         assert len(flattened) == 2

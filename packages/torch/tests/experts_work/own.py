@@ -58,6 +58,9 @@ def wrapped() -> list[object]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
     everyone = DeviceMesh.from_group(dist.group.WORLD, "cpu")
     found: list[object] = [said(lambda: fully_shard(layer_of(mesh["ep"]), mesh=everyone))]
+    layer = layer_of(mesh["ep"])
+    add_lora(layer, 16)
+    found.append(said(lambda: fully_shard(layer, mesh=everyone, ignored_params={layer.weight1, layer.weight2})))
     for adapted in (False, True):
         layer = layer_of(mesh["ep"])
         if adapted:
