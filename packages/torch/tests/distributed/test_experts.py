@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from experts_work.bits import equal_to_one_process, sums_and_their_bound, travels_as_codes
+from experts_work.bits import equal_to_one_process, strides_of_few_tokens, sums_and_their_bound, travels_as_codes
 from experts_work.faults import agreed_before, changes_alone, does_not_come, ends, left_out, otherwise
 from experts_work.modules import layers_share_memory, shares_an_expert, trains, trains_in_autocast
 from experts_work.overlap import calls_beside_messages
@@ -121,6 +121,12 @@ def test_a_choice_without_room_is_nobodys(dtype: torch.dtype) -> None:
     assert not kept.all()
     assert torch.equal(sent[~kept], torch.full_like(sent[~kept], -1))
     assert torch.equal(sent[kept].long(), choices.long()[leaves.senders[leaves.filled]][kept])
+
+
+def test_few_tokens_have_any_strides(ranks: Ranks) -> None:
+    """torch calls a tensor of no row, or of one, contiguous whatever its strides are, such as those of a sum's dy, and
+    cannot view it as integers."""
+    assert ranks(strides_of_few_tokens, fresh()) == [[]] * WORLD
 
 
 def test_tokens_travel_as_codes(ranks: Ranks) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
-from experts_work.own import numbered, reduced, stored, wrapped
+from experts_work.own import exported, reduced, stored, wrapped
 from experts_work.problems import E
 from ranks import WORLD, Ranks
 
 
 def test_wrappers_over_ranks_that_share_the_experts_are_refused(ranks: Ranks) -> None:
-    """FSDP2 and FSDP1 would gather other ranks' experts into a weight, and DistributedDataParallel gives all ranks one
-    rank's."""
-    for shards, copies, adapted, *flattened, replicas, sharded in ranks(wrapped):
+    """FSDP2 and FSDP1 would gather other ranks' experts into a weight, or into adapters, which FSDP2 may be given
+    alone, and DistributedDataParallel gives all ranks one rank's."""
+    for shards, of_adapters, copies, adapted, *flattened, replicas, sharded in ranks(wrapped):
         assert "weight1 is to be distributed over ranks" in shards
+        assert "lora_A is to be distributed over ranks" in of_adapters
         assert "DistributedDataParallel over these ranks has given all of them one rank's" in copies
         assert adapted == copies
         assert len(flattened) == 2
@@ -38,7 +40,14 @@ def test_sharded_checkpoints_hold_the_experts_of_all_ranks(ranks: Ranks, tmp_pat
     assert ranks(stored, str(tmp_path)) == [[]] * WORLD
 
 
-def test_exported_experts_have_their_own_numbers(ranks: Ranks) -> None:
-    """Each rank's tensors are those of other experts than the other ranks'."""
+def test_exported_experts_have_their_own_numbers(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank's tensors are those of other experts than the other ranks', and it loads those without being told their
+    numbers, from a file of all experts and from its own; files of more experts and of other ranks are refused."""
+    seed = secrets.randbits(24)
+    print(f"seed {seed}")
     each = E // WORLD
-    assert ranks(numbered) == [[*range(rank * each, (rank + 1) * each)] for rank in range(WORLD)]
+    for rank, (numbers, equal, told) in enumerate(ranks(exported, str(tmp_path), seed)):
+        assert numbers == [*range(rank * each, (rank + 1) * each)]
+        assert equal == [True, True]
+        assert f"has experts up to number {2 * E - 1}, and the {WORLD} ranks of ep= have {E}" in told[0]
+        assert f"and not {rank * each}; give" in told[1]

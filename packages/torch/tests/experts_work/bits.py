@@ -52,6 +52,25 @@ def equal_to_one_process(ranks: int, recipes: list[str], seed: int, *exchange: s
     return found
 
 
+def strides_of_few_tokens(seed: int) -> list[str]:
+    """Ranks that have no token, one or more, of rows that are parts of wider ones, where dy has strides of 0 as that of
+    a sum has: what differs from one process. With static buffers every rank has one token."""
+    group, number = group_of(4)
+    me, found, recipe = group.rank(), [], RECIPES["mxfp8"]
+    for counts, options in (
+        ([0, 1, 3, 2], {}),
+        ([1] * 4, {"rows": 4 * C}),
+        ([1] * 4, {"rows": 4 * C, "route": "peer"}),
+    ):
+        problem = draw(seed + number, counts, "random")
+        problem = problem._replace(dy=torch.ones(()).bfloat16().expand(problem.dy.shape))
+        mine = problem.mine(me, 4)
+        mine.given["x"] = torch.nn.functional.pad(mine.given["x"].detach(), (1, 0))[:, 1:].requires_grad_()
+        spread = run(mine, recipe, ep=group, exchange=Exchange(**options))  # type: ignore[arg-type]
+        found += [f"{options}: {each}" for each in differences(spread, run(problem, recipe), counts, me, 4)]
+    return found
+
+
 def travels_as_codes(ranks: int, seed: int) -> list[str]:
     """What differs where tokens and dy travel as codes of the recipe, whose scales are powers of two.
 

@@ -17,7 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from experts_work.problems import C, E, F, K
 from octavo import BlockScaling, DelayedScaling
-from octavo_torch import Linear, MoE, add_lora, expert_tensors, load_distributed, save_distributed, update_scales
+from octavo_torch import (
+    Linear,
+    MoE,
+    add_lora,
+    expert_tensors,
+    export_experts,
+    load_distributed,
+    load_experts,
+    save_distributed,
+    update_scales,
+)
 from octavo_torch.adapters.megatron import builders
 
 
@@ -48,6 +58,9 @@ def wrapped() -> list[object]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
     everyone = DeviceMesh.from_group(dist.group.WORLD, "cpu")
     found: list[object] = [said(lambda: fully_shard(layer_of(mesh["ep"]), mesh=everyone))]
+    layer = layer_of(mesh["ep"])
+    add_lora(layer, 16)
+    found.append(said(lambda: fully_shard(layer, mesh=everyone, ignored_params={layer.weight1, layer.weight2})))
     for adapted in (False, True):
         layer = layer_of(mesh["ep"])
         if adapted:
@@ -135,7 +148,25 @@ def stored(folder: str) -> list[str]:
     return found
 
 
-def numbered() -> list[int]:
-    """The numbers of the experts in an exported file of this rank."""
-    layer = nn.ModuleDict({"experts": MoE(E, 128, 128, C, recipe=BlockScaling(), ep=dist.group.WORLD)})
-    return sorted({int(name.split(".")[1]) for name, _ in expert_tensors(layer, "hf-fp8")})
+def exported(folder: str, seed: int) -> tuple[list[int], list[bool], list[str]]:
+    """The numbers of the experts in an exported file of this rank; whether this rank's tensors are the file's after it
+    has loaded one of all experts, and one of its own; and what is said of files of more experts, and of others."""
+    torch.manual_seed(seed)
+    rank = dist.get_rank()
+    whole, more, mine = (
+        nn.ModuleDict({"experts": MoE(experts, 128, 128, C, recipe=BlockScaling(), ep=ep, dtype=torch.bfloat16)})
+        for experts, ep in ((E, None), (2 * E, None), (E, dist.group.WORLD))
+    )
+    export_experts(whole, f"{folder}/all {rank}", "hf-fp8")
+    export_experts(more, f"{folder}/more {rank}", "hf-fp8")
+    of_all, equal = dict(expert_tensors(whole, "hf-fp8")), []
+    for file in ("all", "own"):
+        load_experts(mine, f"{folder}/{file} {rank}")
+        own = dict(expert_tensors(mine, "hf-fp8"))
+        equal.append(all(torch.equal(value, of_all[name]) for name, value in own.items()))
+        if file == "all":
+            export_experts(mine, f"{folder}/own {rank}", "hf-fp8")
+    dist.barrier()
+    others = f"{folder}/own {(rank + 1) % dist.get_world_size()}"
+    told = [said(lambda file=file: load_experts(mine, file)) for file in (f"{folder}/more {rank}", others)]  # type: ignore[misc]
+    return sorted({int(name.split(".")[1]) for name in own}), equal, told

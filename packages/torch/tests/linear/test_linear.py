@@ -142,6 +142,25 @@ def test_saved_activation_is_one_byte_an_element(rng: np.random.Generator) -> No
     assert held <= 256 * 128 + (256 // 32 + 2) * 128
 
 
+def test_bits_do_not_depend_on_where_a_group_begins(rng: np.random.Generator) -> None:
+    """A group of few fp32 rows, whose bytes no power of two divides, has those that it has alone: experts over ranks
+    stand at other places than in one process, and BLAS sums what begins inside of 16 bytes in another order."""
+    features, sizes = 33, [1, 2, 3, 1, 3, 2, 2, 1]
+    x, w = torch.randn(sum(sizes), features), torch.randn(len(sizes), 35, features)
+    dy = torch.randn(sum(sizes), 35)
+
+    def run(x: Tensor, w: Tensor, dy: Tensor, sizes: list[int]) -> list[Tensor]:
+        leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+        y = grouped_linear(*leaves, sizes, recipe=None, backend="torch-reference")
+        return [y, *torch.autograd.grad(y, leaves, dy.clone())]
+
+    *of_rows, dw = run(x, w, dy, sizes)
+    for group, rows in enumerate(torch.arange(sum(sizes)).split(sizes)):
+        alone = run(x[rows], w[[group]], dy[rows], [sizes[group]])
+        for ours, theirs in zip([*(value[rows] for value in of_rows), dw[[group]]], alone, strict=True):
+            assert torch.equal(ours, theirs), group
+
+
 @pytest.mark.parametrize("name", ["bf16", "fp8-block", "mxfp8", "nvfp4"])
 def test_strided_inputs_and_gradients(name: str, rng: np.random.Generator) -> None:
     """Transposed and sliced operands, and the stride-0 gradient of `sum` (faults.md 44, 45)."""

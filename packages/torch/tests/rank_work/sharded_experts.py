@@ -116,7 +116,8 @@ def sharded(seed: int, name: str, dim: int, codes: bool) -> tuple[list[str], str
 
 
 def adapted(seed: int, name: str, form: Any, exchange: Exchange | None) -> list[str]:
-    """Experts over four ranks with adapters, whose weights are frozen: what differs from one process."""
+    """Experts over four ranks with adapters, whose weights are frozen, in two steps, the second one of tokens that take
+    no gradient: what differs from one process, in what is recorded and drawn for the next step, too."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(seed)
     options: dict[str, Any] = {"form": form, "dtype": torch.bfloat16}
@@ -131,25 +132,32 @@ def adapted(seed: int, name: str, form: Any, exchange: Exchange | None) -> list[
             parameter.copy_(whole.get_parameter(key) if key == "router" else whole.get_parameter(key)[experts])
     counts = COUNTS if exchange is None else [5] * ranks
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-    x, dy = torch.randn(sum(counts), K).bfloat16(), torch.randn(sum(counts), N).bfloat16()
-    here, there = leaf(x[own]), leaf(x)
-    y, all_y = mine(here), whole(there)
-    y.backward(dy[own])
-    all_y.backward(dy)
-    assert there.grad is not None
-    pairs = {"y": (y, all_y[own]), "dx": (here.grad, there.grad[own])}
-    for key, parameter in mine.named_parameters():
-        of_all, expected = whole.get_parameter(key), whole.get_parameter(key).grad
-        assert parameter.requires_grad == of_all.requires_grad == ("lora" in key or key == "router")
-        if key == "router":
-            assert parameter.grad is not None
-            assert expected is not None
-            total, size = parameter.grad.float(), parameter.grad.float().abs()
-            dist.all_reduce(total)
-            dist.all_reduce(size)
-            # each rank's is rounded to bf16 once, and so is that of all
-            if not bool(((total - expected).abs() <= 1.001 * 2**-8 * (size + expected.abs())).all()):
-                pairs["router"] = total, expected
-        elif expected is not None:
-            pairs[key] = parameter.grad, expected[experts]
+    pairs: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+    for trains_x in (True, False):
+        mine.zero_grad()
+        whole.zero_grad()
+        x, dy = torch.randn(sum(counts), K).bfloat16(), torch.randn(sum(counts), N).bfloat16()
+        here, there = x[own].clone().requires_grad_(trains_x), x.clone().requires_grad_(trains_x)
+        y, all_y = mine(here), whole(there)
+        y.backward(dy[own])
+        all_y.backward(dy)
+        step = {"y": (y, all_y[own]), "dx": (here.grad, None if there.grad is None else there.grad[own])}
+        for key, parameter in mine.named_parameters():
+            of_all, expected = whole.get_parameter(key), whole.get_parameter(key).grad
+            assert parameter.requires_grad == of_all.requires_grad == ("lora" in key or key == "router")
+            if key == "router":
+                assert parameter.grad is not None
+                assert expected is not None
+                total, size = parameter.grad.float(), parameter.grad.float().abs()
+                dist.all_reduce(total)
+                dist.all_reduce(size)
+                # each rank's is rounded to bf16 once, and so is that of all
+                if not bool(((total - expected).abs() <= 1.001 * 2**-8 * (size + expected.abs())).all()):
+                    step["router"] = total, expected
+            elif expected is not None:
+                step[key] = parameter.grad, expected[experts]
+        pairs |= {f"{key}, x trains: {trains_x}": pair for key, pair in step.items() if pair != (None, None)}
+    for key, buffer in mine.named_buffers():
+        of_all = whole.get_buffer(key)
+        pairs[key] = buffer, of_all[..., experts] if of_all.dim() else of_all
     return [key for key, (a, b) in pairs.items() if a is None or b is None or not torch.equal(a, b)]

@@ -5,8 +5,9 @@ less. Elsewhere: a loop over a static bound of row panels whose group is
 looked up on the device, fp64 products, because fp32 ones are TF32 wherever the process has allowed that and only a
 global flag could forbid it. Either way sums are rounded once to the result's dtype, rows past the sum are not read
 and come back as +0, and the order of summation is fixed. `sizes` are int64 [G] on the operands' device, not negative,
-and sum to at most the rows. Operands are made contiguous first: a BLAS sums transposed ones in another order, and the
-same values shall give the same bits.
+and sum to at most the rows. Operands are made contiguous first, and on a CPU they and rows of results begin at whole
+vectors: a BLAS sums transposed ones, and few rows that begin elsewhere, in another order, and the same values shall
+give the same bits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from octavo_torch.arithmetic.groups import RowGroups
 from octavo_torch.arithmetic.processor import multiplies_in_fp32
 
 _PANEL = 256
+_ALIGNMENT = 64  # bytes, at which torch's own memory on a CPU begins
 
 
 def fprop(
@@ -65,7 +67,7 @@ def _rows_times_matrices(
         y = torch.zeros(shape, dtype=product, device=x.device)
         for group, rows in _host_rows(sizes):
             matrix = _as(product, w[group])
-            torch.mm(_as(product, x[rows]), matrix.t() if transposed else matrix, out=y[rows])
+            y[rows] = torch.mm(_as(product, x[rows]), matrix.t() if transposed else matrix)
             if bias is not None:
                 scales = None if bias_scales is None else bias_scales[rows].to(product)
                 y[rows] += _scaled_bias(bias[group].to(product), scales)
@@ -88,7 +90,8 @@ def _product_dtype() -> torch.dtype:
 
 
 def _as(dtype: torch.dtype, value: Tensor) -> Tensor:
-    return value.contiguous().to(dtype)
+    value = value.contiguous().to(dtype)
+    return value if value.data_ptr() % _ALIGNMENT == 0 else value.clone()
 
 
 def _scaled_bias(bias: Tensor, scales: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from octavo.errors import printable
 from octavo_torch.arrays.selection import saved_modules
+from octavo_torch.mlp.experts import Experts
 from octavo_torch.moe.module import MoE
 from octavo_torch.moe.parallel.group import ExpertGroup
 
@@ -25,6 +26,13 @@ def ranks_of(layer: nn.Module) -> ExpertGroup | None:
     return None if group is None or group.ranks == 1 else group
 
 
+def numbers_of(layer: Experts) -> range:
+    """The numbers of the experts that `layer` has here, among those of all ranks."""
+    group = ranks_of(layer)
+    first = 0 if group is None else group.rank * layer.num_groups
+    return range(first, first + layer.num_groups)
+
+
 def _spread(module: nn.Module) -> Iterator[tuple[str, MoE, ExpertGroup]]:
     """The layers in `module` whose experts are spread over ranks, by their names in its state dict, and the ranks."""
     for name, layer in saved_modules(module):
@@ -36,9 +44,7 @@ def _spread(module: nn.Module) -> Iterator[tuple[str, MoE, ExpertGroup]]:
 def own_experts(module: nn.Module) -> dict[str, list[int]]:
     """Of each layer in `module` whose experts are spread over ranks, the number of this rank's first one and how many
     all ranks have."""
-    return {
-        name: [group.rank * layer.num_groups, group.ranks * layer.num_groups] for name, layer, group in _spread(module)
-    }
+    return {name: [numbers_of(layer).start, group.ranks * layer.num_groups] for name, layer, group in _spread(module)}
 
 
 def check_own_experts(module: nn.Module, saved: object) -> None:

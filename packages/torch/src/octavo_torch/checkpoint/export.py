@@ -18,7 +18,7 @@ from octavo_torch.arrays.checks import brief, check_module, check_path
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.arrays.interleaving import from_halves, to_halves
 from octavo_torch.checkpoint.codes import check_not_packed, codes_of, interleave_of
-from octavo_torch.checkpoint.expert_ranks import ranks_of
+from octavo_torch.checkpoint.expert_ranks import numbers_of, ranks_of
 from octavo_torch.checkpoint.experts import GATED_NAMES, UNGATED_NAMES, check_first, check_names
 from octavo_torch.checkpoint.formats.layouts import Layout
 from octavo_torch.checkpoint.formats.places import LAYOUTS, STACKED, path_of
@@ -184,8 +184,7 @@ def _tensors(export: _Export) -> Iterator[Named]:
 
 def _first_of(layer: Experts, given: int | None) -> int:
     """The number of a layer's first expert."""
-    group = ranks_of(layer) if given is None else None
-    return given or 0 if group is None else group.rank * layer.num_groups
+    return numbers_of(layer).start if given is None else given
 
 
 def _bias(layer: Experts, number: int) -> Tensor | None:

@@ -47,7 +47,8 @@ def load_experts(
     prefix    what the file's names have before the module's, such as "model."; a module whose name does not end in
               "experts" has its experts under <name>.experts
     names     (gate, up, down), or (up, down) of experts without a gate; None: recognized as stack_experts does
-    experts   the numbers of the experts to load, such as range(8, 16) of a rank; None: all
+    experts   the numbers of the experts to load, such as range(8, 16) of a rank; None: all, of a MoE with `ep`
+              those that this rank's experts have among all
     weights   "codes": each weight becomes a CodedWeight of its module's recipe, with the file's codes and scales where
               the recipe has such blocks, else with codes of the file's values; "values": it gets the file's values;
               "packed": of MXFP4 files, a frozen PackedWeight of the file's bytes, which each call expands

@@ -18,6 +18,7 @@ from octavo_torch.linear.module_base import LinearModule
 from octavo_torch.lora.module import GroupedLoRA
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.mlp.packed_weight import PackedWeight
+from octavo_torch.moe.module import MoE
 
 _CHILDREN = {"weight": "lora", "weight1": "lora1", "weight2": "lora2"}
 """The name of each weight's adapter in the layer."""
@@ -104,6 +105,8 @@ def add_lora(
             "MoE, and targets and a filter that select some of them"
         )
     for target, adapter in adapters.items():
+        if isinstance(target.layer, MoE):
+            adapter.ep = target.layer.ep
         target.layer.add_module(target.child, adapter.train(target.layer.training))
         # a parametrization keeps a weight's parameters in a module of its own
         for name, parameter in target.layer.named_parameters():

@@ -18,6 +18,8 @@ from octavo_torch.linear.call import Adapter
 from octavo_torch.linear.coded_weight import CodedWeight, values_of
 from octavo_torch.lora.low_rank import LowRank
 from octavo_torch.mlp.packed_weight import PackedWeight
+from octavo_torch.moe.parallel.group import ExpertGroup
+from octavo_torch.moe.parallel.own_experts import check_sharded
 
 
 class GroupedLoRA(nn.Module, Adapter):
@@ -27,6 +29,8 @@ class GroupedLoRA(nn.Module, Adapter):
     is without the adapter. `add_lora` puts such modules beside the weights of grouped layers, which then add delta to
     their products. Both products run in x's dtype, whatever the recipe of the layer; A and B are cast to it, and their
     gradients back. Kept for the backward are x, which both share where a layer of values keeps it, and A x [M, rank].
+
+    ep   the ranks that share the experts of the layer, of which the adapter has this rank's; None: this rank has all
     """
 
     num_groups: int
@@ -36,6 +40,7 @@ class GroupedLoRA(nn.Module, Adapter):
     lora_A: nn.Parameter  # noqa: N815  # the names that PEFT's files have
     lora_B: nn.Parameter  # noqa: N815
     trained: Tensor | None
+    ep: ExpertGroup | None = None
     _trained_groups: tuple[int, ...] | None = None
 
     def __init__(
@@ -80,6 +85,10 @@ class GroupedLoRA(nn.Module, Adapter):
         self.lora_B = nn.Parameter(torch.empty(num_groups, out_features, rank, device=device, dtype=dtype))
         self.register_buffer("trained", None, persistent=False)
         self.reset_parameters()
+
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
+        check_sharded(self.__dict__.get("ep"), name, value)
+        super().__setattr__(name, value)
 
     def reset_parameters(self) -> None:
         """A uniform in +-1 / sqrt(in_features), B zero."""

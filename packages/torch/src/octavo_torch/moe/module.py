@@ -138,10 +138,8 @@ class MoE(Experts):
         super().__setstate__({"k": state.get("choices"), **state})
 
     def __setattr__(self, name: str, value: object) -> None:
-        group = self.__dict__.get("ep")
-        # FSDP2 stores what it has sharded by this
-        if group is not None and isinstance(value, DTensor) and name != "router":
-            check_sharded(group, name, value)
+        if name != "router":
+            check_sharded(self.__dict__.get("ep"), name, value)
         super().__setattr__(name, value)
 
     def _replicas(self, process_group: ProcessGroup) -> ProcessGroup | None:

@@ -14,6 +14,7 @@ from octavo_registry.contract.cards import GATED
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.per_group import concatenated, stacked
+from octavo_torch.checkpoint.expert_ranks import numbers_of, ranks_of
 from octavo_torch.checkpoint.experts import Expert, chosen_experts, projections_of
 from octavo_torch.checkpoint.formats.blocks import Blocks, join
 from octavo_torch.checkpoint.formats.fp4 import CompressedMxfp4, GptOssMxfp4, ModelOptNvfp4
@@ -180,7 +181,7 @@ def find(
 
 @dataclass(frozen=True)
 class _ChosenExperts:
-    """The experts of a file that a module takes: those of these numbers; None: all."""
+    """The experts of a file that a module takes: those of these numbers; None: all, of a MoE with `ep` this rank's."""
 
     module: Experts
     numbers: Sequence[int] | None
@@ -188,7 +189,15 @@ class _ChosenExperts:
     def chosen(self, path: str, there: Mapping[int, Expert]) -> list[int]:
         """Their numbers, all of which `there` has; ValueError where it lacks one, or the module has another number of
         experts."""
-        chosen = chosen_experts(path, there, self.numbers)
+        numbers, group = self.numbers, ranks_of(self.module)
+        if numbers is None and group is not None:
+            numbers, of_all = numbers_of(self.module), group.ranks * self.module.num_groups
+            if max(there) >= of_all:
+                raise ValueError(
+                    f"{path} has experts up to number {max(there)}, and the {group.ranks} ranks of ep= have {of_all}; "
+                    "create the module with as many, or give the numbers of this rank's as experts"
+                )
+        chosen = chosen_experts(path, there, numbers)
         if len(chosen) != self.module.num_groups:
             raise ValueError(
                 f"{path} has {len(chosen)} experts to load and the module {self.module.num_groups}; give experts as "

@@ -71,9 +71,12 @@ class _Away(FirstOrderFunction):
 
     @staticmethod
     def forward(ctx: _Context, x: Tensor, weights: Tensor, choices: Tensor, trip: _Trip) -> tuple[Tensor, Tensor]:
-        """Rows and probs."""
+        """Rows and probs. The experts compute no gradient of what nothing asks for, whose dy would be recorded and draw
+        a seed."""
         ctx.trip, ctx.dtype = trip, weights.dtype
-        return trip.depart(x, weights, choices)
+        made = trip.depart(x, weights, choices)
+        ctx.mark_non_differentiable(*(one for one, asked in zip(made, ctx.needs_input_grad, strict=False) if not asked))
+        return made
 
     @staticmethod
     def backward(ctx: _Context, drows: Tensor, dprobs: Tensor) -> tuple[Tensor | None, ...]:

@@ -13,16 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 from octavo_torch.moe.parallel.group import ExpertGroup, numbers
 
 
-def check_sharded(group: ExpertGroup, name: str, value: DTensor) -> None:
-    """ValueError for a parameter of the experts that is sharded, or replicated, over ranks of `group`."""
+def check_sharded(group: ExpertGroup | None, name: str, value: object) -> None:
+    """ValueError for a parameter of the experts that is sharded, or replicated, over ranks of `group`; a module whose
+    attribute is set asks, because FSDP2 stores so what it has sharded."""
+    if group is None or not isinstance(value, DTensor):
+        return
     mesh = value.device_mesh
     for axis in range(mesh.ndim):
         shared = group.shared_with(mesh.get_group(axis))
         if len(shared) > 1:
             raise ValueError(
                 f"{name} is to be distributed over {numbers(shared)}, which have different experts by ep=: gathering "
-                "it would mix them; give fully_shard the axis of the replicas, or leave the experts out by "
-                "ignored_params"
+                "it would mix them; give fully_shard the axis of the replicas, or leave the experts and their "
+                "adapters out by ignored_params"
             )
 
 

@@ -10,7 +10,9 @@ _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 def as_words(plane: Tensor) -> Tensor:
     """The rows of `plane` [n, w] as integers of the most bytes that divide them; contiguous."""
-    plane = plane.contiguous()
+    # torch calls no row and one row contiguous whatever their strides and their offset are, and then views neither
+    if not plane.numel() or plane.stride() != (plane.shape[1], 1):
+        plane = plane.clone(memory_format=torch.contiguous_format)
     row_bytes = plane.shape[1] * plane.itemsize
     word = next(word for word in _WORDS if row_bytes % word.itemsize == 0)
     # a row of another number of bytes is read byte by byte
