@@ -68,6 +68,13 @@ FAULTS = (
     "needs-both-planes",
     "other-codes",
     "tokens-for-choices",
+    "one-buffer",
+    "stale-codes",
+    "no-result",
+    "other-spec",
+    "other-sizes",
+    "writes-fused",
+    "unwanted",
 )
 
 ONE_RECIPE = {
