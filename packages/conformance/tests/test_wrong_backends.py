@@ -53,6 +53,7 @@ WRITES_W = "inputs::test_quantize_writes_no_weight"
 WRITES_OPERANDS = "inputs::test_gemm_writes_no_input"
 CODES_OUTLIVE = "inputs::test_codes_outlive_the_next_call"
 OUTLIVES = "inputs::test_a_result_outlives_the_next_call"
+PACKED = "parts::test_codes_of_packed_weights"
 AMAX = "parts::test_codes_and_amax_in_one_pass"
 RECORDED = "delayed::test_an_amax_is_recorded"
 NEXT_SCALES = "delayed::test_scales_of_the_next_step"
@@ -143,6 +144,7 @@ FAULTS: dict[str, Planted] = {
     "one-buffer": Planted({CODES_OUTLIVE, OUTLIVES}, {BITS, PRODUCT, REPEATS}, "row or mxfp8"),
     "stale-codes": Planted({CODES_OUTLIVE}, {BITS, WRITES_X}, "row"),
     "no-result": Planted({BITS, PRODUCT}, {NORM}, "row.e4m3 or row.fprop or mxfp8.e4m3.rms or mxfp8"),
+    "high-nibble-first": Planted({PACKED}, {BITS, AMAX}, "row or block"),
     "other-spec": Planted({BITS}, {PRODUCT}, "row"),
     "other-sizes": Planted({BITS}, {PRODUCT}, "row"),
     "writes-fused": Planted({ACT, GRADIENT, NORM}, {BITS, WRITES_X}, SWIGLU),

@@ -12,6 +12,7 @@ from numpy_delayed import record_in_place, update_in_place
 from numpy_forms import Multiplied, with_two_forms
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
 from numpy_optimizer import step_in_place
+from numpy_packed import of_mxfp4
 from numpy_recording import Recorder, launch
 from numpy_results import with_results
 from numpy_scales import LOWER, OF_OTHER_BLOCKS, with_lower_scales, with_scales_of_other_blocks
@@ -96,7 +97,9 @@ class NumpyBackend(Backend):
                 update_scales=partial(update_in_place, self.fault),
             )
         if isinstance(bound, BoundQuantize) and request.stacked:
-            return replace(bound, interleaved=lambda block, weight: self._interleaved_codes(run, block, weight))
+            packed = partial(of_mxfp4, self.fault, DTYPES[request.in_dtype], run)
+            interleaved = partial(self._interleaved_codes, run)
+            return replace(bound, of_mxfp4=packed, interleaved=interleaved)
         if isinstance(bound, BoundFprop):
             return replace(bound, recorder=partial(Recorder, self.fault))
         if isinstance(bound, BoundActQuantize):

@@ -71,6 +71,7 @@ FAULTS = (
     "one-buffer",
     "stale-codes",
     "no-result",
+    "high-nibble-first",
     "other-spec",
     "other-sizes",
     "writes-fused",
