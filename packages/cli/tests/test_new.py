@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo_cli.errors import InputError
@@ -83,6 +85,28 @@ def test_an_operation_on_the_card_without_a_function(framework: str, tmp_path: P
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "Refused: bind has no function for dequantize" in result.stderr
+
+
+def test_the_package_for_jax_keeps_nan_in_its_group(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the suite asks of every backend: a NaN in one expert's weight leaves the rows of others as they were."""
+    pytest.importorskip("octavo_jax")
+    import jax.numpy as jnp
+
+    import octavo
+    from octavo_jax import quantize
+
+    monkeypatch.syspath_prepend(create("zenith", tmp_path, "jax") / "src")
+    gemm = importlib.import_module("zenith_octavo.gemm")
+    rng, recipe = np.random.default_rng(seed), octavo.RowScaling()
+    x, w = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((9, 32), (3, 16, 32)))
+    sizes = jnp.array([3, 2, 3], jnp.int32)
+    rows = quantize(x, recipe.quantizer("x"), sizes)
+    clean, spoiled = (
+        np.asarray(gemm.fprop(jnp.float32, rows, quantize(each, recipe.quantizer("w")), sizes, None, None))
+        for each in (w, w.at[1].set(jnp.nan))
+    )
+    assert np.isnan(spoiled[3:5]).all()
+    np.testing.assert_array_equal(np.delete(spoiled, [3, 4], 0), np.delete(clean, [3, 4], 0))
 
 
 @pytest.mark.parametrize("framework", TEMPLATES)

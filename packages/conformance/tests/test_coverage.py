@@ -72,6 +72,7 @@ def test_a_narrow_card_is_tested_for_what_it_declares(suite: Any, gaps: Path) ->
 
 FOUND: dict[str, set[str]] = {
     "numpy-honest-block": set(),
+    "numpy-honest-row": set(),  # of bf16 alone, in which nothing overflows as in fp16
     "numpy-no-accumulate-block": {"gemm::test_wgrad_accumulates"},
     "numpy-no-scales-row": {"gemm::test_bias_is_scaled_by_row"},
 }
@@ -80,7 +81,8 @@ FOUND: dict[str, set[str]] = {
 @pytest.fixture(scope="module")
 def one_recipe(suite: Any, gaps: Path) -> Any:
     """Backends of one recipe each, in one process."""
-    tests = "accumulates or bias_is or long_sums or fp32_result or clamped or many_groups or odd_shapes"
+    tests = "accumulates or bias_is or long_sums or fp32_result or clamped or many_groups or odd_shapes or overflows"
+    tests += " or amax_in_one_pass"
     backends = [argument for backend in FOUND for argument in ("--octavo-backend", backend)]
     return suite(*backends, "--octavo-gaps", str(gaps), "--tb=short", "-k", tests)
 
@@ -94,6 +96,13 @@ def test_one_recipe_is_tested_like_any_other(backend: str, one_recipe: Any) -> N
     everything = one_recipe.ids("passed", backend) | failed
     assert {"gemm::test_long_sums", "gemm::test_fp32_result", "gemm::test_wgrad_accumulates"} <= everything
     assert {"layer::test_many_groups", "layer::test_odd_shapes", "gemm::test_bias_is_added"} <= everything
+
+
+def test_rows_are_not_left_to_weights(one_recipe: Any) -> None:
+    """The selection has rows in fp32 and weights in bf16: of a backend of bf16 alone, both are tried in that."""
+    passed = {row["id"] for row in one_recipe.report["rows"] if row["outcome"] == "passed"}
+    test = "parts::test_codes_and_amax_in_one_pass[numpy-honest-row-cpu-row.e4m3.pow2"
+    assert {f"{test}-bfloat16]", f"{test}.stacked-bfloat16]"} <= passed, one_recipe.output[-4000:]
 
 
 def test_a_selection_is_not_judged(suite: Any) -> None:

@@ -51,6 +51,9 @@ INTERLEAVED_SUMMED = "interleaved_weights::test_gradients_of_interleaved_rows"
 WRITES_X = "inputs::test_quantize_writes_no_input"
 WRITES_W = "inputs::test_quantize_writes_no_weight"
 WRITES_OPERANDS = "inputs::test_gemm_writes_no_input"
+CODES_OUTLIVE = "inputs::test_codes_outlive_the_next_call"
+OUTLIVES = "inputs::test_a_result_outlives_the_next_call"
+PACKED = "parts::test_codes_of_packed_weights"
 AMAX = "parts::test_codes_and_amax_in_one_pass"
 RECORDED = "delayed::test_an_amax_is_recorded"
 NEXT_SCALES = "delayed::test_scales_of_the_next_step"
@@ -138,6 +141,14 @@ FAULTS: dict[str, Planted] = {
     "other-codes": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
     "tokens-for-choices": Planted({TOKEN_FORMS}, {FORMS, FUSED_FORMS}, "mxfp8"),
     "needs-both-planes": Planted({FORMS, FUSED_FORMS, TOKEN_FORMS}, {BITS, PRODUCT}, "mxfp8"),
+    "one-buffer": Planted({CODES_OUTLIVE, OUTLIVES}, {BITS, PRODUCT, REPEATS}, "row or mxfp8"),
+    "stale-codes": Planted({CODES_OUTLIVE}, {BITS, WRITES_X}, "row"),
+    "no-result": Planted({BITS, PRODUCT}, {NORM}, "row.e4m3 or row.fprop or mxfp8.e4m3.rms or mxfp8"),
+    "high-nibble-first": Planted({PACKED}, {BITS, AMAX}, "row or block"),
+    "other-spec": Planted({BITS}, {PRODUCT}, "row"),
+    "other-sizes": Planted({BITS}, {PRODUCT}, "row"),
+    "writes-fused": Planted({ACT, GRADIENT, NORM}, {BITS, WRITES_X}, SWIGLU),
+    "unwanted": Planted({GRADIENT, NORM, VALUES}, {ACT, BITS}, SWIGLU),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 
@@ -176,6 +187,14 @@ def test_a_fault_fails_its_test(wrong: Any, fault: str) -> None:
     assert planted.spares <= wrong.ids("passed", backend)
     rows = [row for row in wrong.report["rows"] if row["backend"] == backend and row["outcome"] == "failed"]
     assert all(row["reason"] for row in rows)
+
+
+def test_what_is_no_result_is_named(wrong: Any) -> None:
+    """With the backend and what was needed, and not as an attribute that None has not."""
+    rows = [row for row in wrong.report["rows"] if (row["backend"], row["outcome"]) == ("numpy-no-result", "failed")]
+    said = {row["part"]: row["reason"] for row in rows}
+    assert "numpy-no-result returned a NoneType where a quantizer returns the GroupedTensor" in said["quantizer"]
+    assert "numpy-no-result returned a NoneType where an array of numpy is needed" in said["gemm"]
 
 
 def test_the_honest_backend_passes_them(wrong: Any) -> None:

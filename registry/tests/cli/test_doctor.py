@@ -185,7 +185,8 @@ def test_doctor_reports_a_preference_for_what_is_not_installed(run: Any, monkeyp
 
 
 def test_doctors_self_test_compares_bits(use: Any, fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend whose bits differ from the definition is broken; one that raises or does not bind is, too."""
+    """A backend whose bits differ from the definition is broken; one that raises or does not bind is, too, a product
+    where it quantizes nothing."""
     np = pytest.importorskip("numpy")
 
     class Quantized:
@@ -223,6 +224,11 @@ def test_doctors_self_test_compares_bits(use: Any, fakes: Any, monkeypatch: pyte
 
     monkeypatch.setattr(selftest, "definition", lambda: Numerics)
     plugins = [fakes.plugin(name) for name in ("right", "wrong", "raises")]
+    products = {"rows": [fakes.row(ops={"fprop", "dgrad"}, recipes={"row"})]}
+    plugins += [
+        fakes.plugin("multiplies", **products),
+        fakes.plugin("none", fakes.Backend(KeyError("tile")), **products),
+    ]
     use(fakes.registry(*plugins, fakes.plugin("unbound", fakes.Backend(OSError("libacme.so.2 not found")))))
     bridge: Any = Bridge()
     outcomes = {outcome.backend: outcome for outcome in selftest.run([bridge])}
@@ -231,6 +237,8 @@ def test_doctors_self_test_compares_bits(use: Any, fakes: Any, monkeypatch: pyte
     assert "rowwise differs from the definition in 1 bytes, first at [3, 5]" in outcomes["wrong"].detail
     assert outcomes["raises"].detail == "RuntimeError: no kernel image"
     assert outcomes["unbound"].detail == "OSError: libacme.so.2 not found"  # and no verdict on the others
+    assert (outcomes["multiplies"].status, outcomes["multiplies"].detail) == ("ok", "binds fprop in row")
+    assert (outcomes["none"].status, outcomes["none"].detail) == ("broken", "KeyError: 'tile'")
 
 
 def test_a_failed_self_test_is_broken(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ from numpy_delayed import record_in_place, update_in_place
 from numpy_forms import Multiplied, with_two_forms
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
 from numpy_optimizer import step_in_place
+from numpy_packed import of_mxfp4
 from numpy_recording import Recorder, launch
+from numpy_results import with_results
 from numpy_scales import LOWER, OF_OTHER_BLOCKS, with_lower_scales, with_scales_of_other_blocks
 from numpy_sums import sums_of_14_bits
 
@@ -74,7 +76,7 @@ class NumpyBackend(Backend):
         def run(*operands: Any, **rest: Any) -> Any:
             self._calls += 1
             if op in FUSED:
-                return FUSED[op](self.quantize, self.fault, request, *operands, **rest)
+                return self._fused(request, *operands, **rest)
             if self.fault == "narrow-sizes":
                 operands = tuple(_as_int32(each) for each in operands)
             function = partial(getattr(self, op), request)
@@ -82,6 +84,8 @@ class NumpyBackend(Backend):
             self._write(op, *operands)
             return result
 
+        if op == "quantize" or (op in GEMMS and self.fault != "stale-codes"):
+            run = with_results(self.fault, run)
         bound = OPERATIONS[op].bound(run)
         if op in QUANTIZERS:
             bound = with_two_forms(self.fault, self._values, bound)
@@ -93,7 +97,9 @@ class NumpyBackend(Backend):
                 update_scales=partial(update_in_place, self.fault),
             )
         if isinstance(bound, BoundQuantize) and request.stacked:
-            return replace(bound, interleaved=lambda block, weight: self._interleaved_codes(run, block, weight))
+            packed = partial(of_mxfp4, self.fault, DTYPES[request.in_dtype], run)
+            interleaved = partial(self._interleaved_codes, run)
+            return replace(bound, of_mxfp4=packed, interleaved=interleaved)
         if isinstance(bound, BoundFprop):
             return replace(bound, recorder=partial(Recorder, self.fault))
         if isinstance(bound, BoundActQuantize):
@@ -103,6 +109,15 @@ class NumpyBackend(Backend):
         if isinstance(bound, BoundWgrad):
             return replace(bound, interleaved=lambda block: self._interleaved_dw(run, block, request.weight))
         return bound
+
+    def _fused(self, request: Request, *operands: Any, wanted: Any = None, **rest: Any) -> Any:
+        """All extras, whichever are wanted."""
+        if self.fault == "unwanted" and wanted is not None:
+            raise TypeError("got an unexpected keyword argument 'wanted'")
+        result = FUSED[request.op](self.quantize, self.fault, request, *operands, **rest)
+        if self.fault == "writes-fused":
+            operands[0][...] = 0
+        return result
 
     def _write(self, op: str, x: Any, *others: Any) -> None:
         """Scratch space that is the caller's, where that is the fault."""
@@ -206,6 +221,10 @@ class NumpyBackend(Backend):
             if tail.size and not np.isfinite(tail).all():
                 x[0, 0] = np.nan
         q = octavo_numerics.quantize(x, spec, given, **rest)
+        if fault == "other-spec":
+            q = replace(q, spec=q.spec.model_copy(update={"quantizer": spec.model_copy(update={"role": "dy"})}))
+        if fault == "other-sizes" and q.group_sizes is not None:
+            q = replace(q, group_sizes=np.roll(q.group_sizes, 1))
         if fault in LOWER and spec.scaling == "mxfp8":
             q = with_lower_scales(x, q, given, fault)
         if fault == "empty-shift" and given is not None and spec.scaling in ("current", "delayed"):

@@ -1,4 +1,7 @@
-"""Doctor's self-test: each backend quantizes one small tensor, and the bits are compared with the definition."""
+"""Doctor's self-test: each backend quantizes one small tensor, and the bits are compared with the definition.
+
+One that quantizes nothing binds a product, so that it has been loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from typing import Any
 import octavo_registry
 from octavo import NoBackendError
 from octavo.presets import recipe as core_recipe
+from octavo.recipe_base import GEMMS
 from octavo_registry.contract.cards import BackendCard
 from octavo_registry.contract.frameworks import PLANES, Device, Framework
 from octavo_registry.contract.plan import Decision
+from octavo_registry.contract.request import GemmRequest
 from octavo_registry.discovery.guard import Fault, describe, guard
 
 SHAPE = (128, 128)
@@ -69,6 +74,8 @@ def run(frameworks: Iterable[Framework]) -> list[Outcome]:
                 served = [kind for kind in _PREFERRED if kind in kinds(card, framework.name, device)]
                 if served:
                     outcomes.append(_one(numerics, framework, device, card, served[0]))
+                elif (request := _product(card, framework, device)) is not None:
+                    outcomes.append(_bound(framework, device, card, request))
     return outcomes
 
 
@@ -84,6 +91,39 @@ def _one(numerics: Any, framework: Framework, device: Device, card: BackendCard,
             status = "skipped" if skipped else "broken"
             return Outcome(card.name, framework.name, device.label, status, verdict.reason)
     status, detail = ("broken", fault) if fault else ("ok", f"quantizes {kind}, bits equal the definition")
+    return Outcome(card.name, framework.name, device.label, status, detail)
+
+
+def _product(card: BackendCard, framework: Framework, device: Device) -> GemmRequest | None:
+    """A product that the card has on a device, for backends that quantize nothing there; None where it has none."""
+    for row in card.capabilities:
+        ops = [op for op in GEMMS if op in row.ops]
+        recipes = [kind for kind in (*_PREFERRED, "high_precision") if kind in row.recipes]
+        if (row.framework, row.device) == (framework.name, device.kind) and ops and recipes:
+            return GemmRequest(
+                op=ops[0],
+                framework=framework.name,
+                device=device.kind,
+                arch=device.arch,
+                in_dtype=min(row.in_dtypes),
+                out_dtype=min(row.out_dtypes),
+                recipe=core_recipe(recipes[0]),
+                k=SHAPE[1],
+                n=SHAPE[1],
+                groups=1,
+                sizes=min(row.sizes),
+                graph_safe=row.graph_safe,
+                weight=max(row.weights),
+            )
+    return None
+
+
+def _bound(framework: Framework, device: Device, card: BackendCard, request: GemmRequest) -> Outcome:
+    """Whether the backend loads and binds a product: the definition has no bits of one."""
+    verdicts = octavo_registry.explain(request, backend=card.name)
+    verdict = next(one for one in verdicts if one.backend == card.name)
+    status = {"broken": "broken", "refused": "skipped"}.get(verdict.verdict, "ok")
+    detail = f"binds {request.op} in {request.kind}" if status == "ok" else verdict.reason
     return Outcome(card.name, framework.name, device.label, status, detail)
 
 

@@ -84,7 +84,7 @@ def fprop(
 ) -> Array:
     """See `Fprop`."""
     sizes, row_group = _groups(group_sizes, x.spec.shape[0])
-    y = _rows_times(_values(x, "rowwise"), jnp.swapaxes(_values(w, "rowwise"), 1, 2), sizes, row_group)
+    y = _rows_times(_values(x, "rowwise"), jnp.swapaxes(_values(w, "rowwise"), 1, 2), row_group)
     if bias is not None:
         added = bias.astype(jnp.float32)[jnp.minimum(row_group, len(bias) - 1)]
         y += added if scales is None else added * scales.astype(jnp.float32)[:, None]
@@ -93,9 +93,8 @@ def fprop(
 
 def dgrad(out_dtype: Any, dy: GroupedTensor, w: GroupedTensor, group_sizes: Array) -> Array:
     """See `Dgrad`."""
-    sizes, row_group = _groups(group_sizes, dy.spec.shape[0])
-    dx = _rows_times(_values(dy, "rowwise"), _values(w, "columnwise"), sizes, row_group)
-    return _without_tail(dx, row_group, sizes).astype(out_dtype)
+    _, row_group = _groups(group_sizes, dy.spec.shape[0])
+    return _rows_times(_values(dy, "rowwise"), _values(w, "columnwise"), row_group).astype(out_dtype)
 
 
 def wgrad(out_dtype: Any, x: GroupedTensor, dy: GroupedTensor, group_sizes: Array, out: Array | None) -> Array:
@@ -110,9 +109,18 @@ def wgrad(out_dtype: Any, x: GroupedTensor, dy: GroupedTensor, group_sizes: Arra
     return jnp.where((sizes > 0)[:, None, None], (out.astype(jnp.float32) + dw).astype(out.dtype), out)
 
 
-def _rows_times(rows: Array, matrices: Array, sizes: Array, row_group: Array) -> Array:
-    """fp32 [M, C]: each row times its group's matrix [G, K, C]. The tail is zeroed first: it may hold anything."""
-    return lax.ragged_dot(_without_tail(rows, row_group, sizes), matrices, sizes, precision=lax.Precision.HIGHEST)
+def _rows_times(rows: Array, matrices: Array, row_group: Array) -> Array:
+    """fp32 [M, C]: each row times its group's matrix [G, K, C], and zeros in the tail, which may hold anything.
+
+    On a CPU `lax.ragged_dot` adds the products of other groups, times zero: a NaN in one matrix would be in every row.
+    """
+
+    def write(group: int | Array, y: Array | float) -> Array:
+        product = jnp.matmul(rows, matrices[group], precision=lax.Precision.HIGHEST)
+        return jnp.where((row_group == group)[:, None], product, y)
+
+    y: Array = lax.fori_loop(1, len(matrices), write, write(0, 0.0))
+    return y
 
 
 def _groups(group_sizes: Array, rows: int) -> tuple[Array, Array]:

@@ -106,27 +106,28 @@ def required(target: Target, full: bool) -> list[tuple[Declared, ...]]:
 
 
 def stand_ins(target: Target, need: Need, full: bool) -> list[Variant]:
-    """The variants of a test; where the card declares none of a GEMM's, or of the operation's, others that it declares.
+    """The variants of a test; where the card declares none of a GEMM's, of rows or of weights, others that it declares.
 
     The selection names a recipe or a dtype to save time, and a backend that has neither is tested like any other: in
     another dtype, or in the first recipe of the full selection that its card has.
     """
     known = set(declared(target))
-    of_gemm: dict[Gemm | None, list[Variant]] = {}
+    of_form: dict[Gemm | bool | None, list[Variant]] = {}
     for variant in need.over(full):
-        of_gemm.setdefault(_gemm(variant), []).append(variant)
+        of_form.setdefault(_form(variant), []).append(variant)
     found: list[Variant] = []
-    for gemm, own in of_gemm.items():
+    for form, own in of_form.items():
         if any(_needed(need, variant) <= known for variant in own):
             found += own
             continue
-        wider = sorted((v for v in need.over(True) if _gemm(v) == gemm), key=lambda v: v.kind == "high_precision")
+        wider = sorted((v for v in need.over(True) if _form(v) == form), key=lambda v: v.kind == "high_precision")
         found += _in_other_dtypes(known, need, own) or _in_other_dtypes(known, need, wider)[:1] or own
     return found
 
 
-def _gemm(variant: Variant) -> Gemm | None:
-    return variant.gemm if isinstance(variant, RecipeVariant) else None
+def _form(variant: Variant) -> Gemm | bool | None:
+    """What one variant cannot stand for in another: its GEMM, or whether a quantizer has weights or rows."""
+    return variant.gemm if isinstance(variant, RecipeVariant) else variant.stacked
 
 
 def _in_other_dtypes(known: set[Declared], need: Need, of: list[Variant]) -> list[Variant]:

@@ -22,6 +22,11 @@ from octavo_registry.contract.frameworks import PLANES
 
 def read_back(case: Case, tensor: Any, like: QuantizedArray) -> QuantizedArray:
     """A GroupedTensor of the framework as numpy planes, under the definition's spec and sizes."""
+    is_one = all(hasattr(tensor, name) for name in ("spec", "group_sizes", *PLANES))
+    assert is_one, (
+        f"{case.target.name} returned a {type(tensor).__name__} where a quantizer returns the GroupedTensor of "
+        f"{case.bridge.name}"
+    )
     planes = {}
     for name in PLANES:
         array = getattr(tensor, name)
@@ -67,8 +72,13 @@ def assert_zeros(array: Array, what: str) -> None:
 
 
 def assert_same_tensor(case: Case, tensor: Any, expected: QuantizedArray, what: str = "") -> None:
-    """Every plane that the spec asks for is there, and its valid part has the definition's bits."""
+    """Every plane that the spec asks for is there, and its valid part has the definition's bits; the tensor's spec and
+    group sizes, by which others read it, are the definition's."""
     mine = read_back(case, tensor, expected)
+    assert tensor.spec == expected.spec, f"{what}the tensor's spec is {tensor.spec}; it is {expected.spec}"
+    if expected.group_sizes is not None:
+        assert tensor.group_sizes is not None, f"{what}the tensor has no group_sizes; it has those of its rows"
+        assert_equal(case.integers(tensor.group_sizes), expected.group_sizes, f"{what}group_sizes of the tensor")
     for name in PLANES:
         has, needs = getattr(mine, name) is not None, getattr(expected, name) is not None
         assert has == needs, f"{what}{name}: {'present' if has else 'absent'}, the definition's is not"

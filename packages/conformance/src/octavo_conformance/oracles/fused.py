@@ -12,6 +12,7 @@ import pytest
 import octavo_numerics
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor, bits
 from octavo_conformance.oracles.functions import Exact, U
+from octavo_conformance.oracles.keeping import keeping
 from octavo_conformance.oracles.quantizing import arguments_for
 from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import Array, Rng, draw, draw_sizes, offsets
@@ -71,7 +72,9 @@ def call(case: Case, inputs: Inputs, columns: int, arrays: list[Array | None], *
     plan = case.plan(case.need.op, k=columns, groups=GROUPS)
     given = [_on_device(case, array) for array in arrays]
     keywords = {name: _on_device(case, value) for name, value in (how | inputs.arguments).items() if value is not None}
-    result: tuple[Any, Any] = plan.run(*given, case.sizes(inputs.sizes), operand=case.spec.role, **keywords)
+    result: tuple[Any, Any] = keeping(case, case.need.op, plan.run)(
+        *given, case.sizes(inputs.sizes), operand=case.spec.role, **keywords
+    )
     return result
 
 
@@ -81,7 +84,8 @@ def values_alone(case: Case, op: str, inputs: Inputs, columns: int, arrays: list
     if bound.values is None:
         pytest.skip("the answer has no function for values alone: front ends pass codes over")
     keywords = {name: _on_device(case, value) for name, value in how.items()}
-    return bound.values(*map(case.array, arrays), case.sizes(inputs.sizes), **keywords)
+    values = keeping(case, f"the values of {op}", bound.values)
+    return values(*map(case.array, arrays), case.sizes(inputs.sizes), **keywords)
 
 
 def _on_device(case: Case, value: Any) -> Any:

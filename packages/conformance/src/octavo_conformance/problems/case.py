@@ -202,6 +202,9 @@ class Case:
 
     def numpy(self, array: Any) -> Array:
         """The same bits in numpy."""
+        assert hasattr(array, "dtype"), (
+            f"{self.target.name} returned a {type(array).__name__} where an array of {self.bridge.name} is needed"
+        )
         return self.bridge.to_numpy(array)
 
     def integers(self, array: Any) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor, assert_zeros
 from octavo_conformance.oracles.functions import U
+from octavo_conformance.oracles.keeping import keeping
 from octavo_conformance.oracles.quantizing import arguments_for, as_given
 from octavo_conformance.problems.case import Case, Measure
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw
@@ -62,12 +64,17 @@ def columns(rng: Rng) -> int:
     return int(rng.choice([1, 40, 129]))
 
 
+def _function(case: Case, op: Move, **fields: Any) -> Callable[..., Any]:
+    """The backend's, which may write none of its arguments."""
+    return keeping(case, op, case.plan(op, **fields).run)
+
+
 @needs("route", selections.unquantized)
 def test_route(case: Case, rng: Rng) -> None:
     """Stable, nobody's choices last and in no size, each position the inverse of the order (faults 18, 61)."""
     index = case.array(draw_choices(rng))
     expected = by_contract(case.integers(index))
-    *places, routed = case.plan("route", groups=GROUPS).run(index, GROUPS)
+    *places, routed = _function(case, "route", groups=GROUPS)(index, GROUPS)
     for name, array in zip(("sizes", "order", "position"), places, strict=True):
         assert_same_bits(case.integers(array), getattr(expected, name), name)
     assert_same_bits(case.numpy(routed), expected.routed, "routed")
@@ -79,7 +86,7 @@ def test_permute_rows(case: Case, rng: Rng) -> None:
     index, weights, x = draw_choices(rng), draw_weights(rng), draw(rng, (TOKENS, columns(rng)), case.dtype)
     routing = by_contract(index)
     factors = None if weights is None else case.array(weights)
-    rows = case.plan("permute_rows").run(case.array(x), *on_device(case, routing), factors)
+    rows = _function(case, "permute_rows")(case.array(x), *on_device(case, routing), factors)
     factor = np.float32(1) if weights is None else weights[..., None]
     weighted = x.astype(np.float32)[:, None] * factor * np.ones((1, CHOICES, 1), np.float32)
     expected = np.zeros((TOKENS * CHOICES, x.shape[1]), DTYPES[case.dtype])
@@ -97,7 +104,7 @@ def test_combine_rows(case: Case, rng: Rng) -> None:
     if weights is not None:
         weights[~routing.routed] = np.nan
     factors = None if weights is None else case.array(weights)
-    y = case.plan("combine_rows").run(case.array(rows), *on_device(case, routing)[1:], factors)
+    y = _function(case, "combine_rows")(case.array(rows), *on_device(case, routing)[1:], factors)
     total = np.zeros((TOKENS, rows.shape[1]), np.float32)
     for j in range(CHOICES):
         part = rows[routing.position[:, j]].astype(np.float32)
@@ -131,7 +138,7 @@ def test_dot_rows(case: Case, rng: Rng, measure: Measure) -> None:
     routing, rows = by_contract(index), draw(rng, (TOKENS * CHOICES, width), case.dtype)
     dy = draw(rng, (TOKENS, width), case.dtype)
     rows[int(routing.sizes.sum()) :] = np.nan
-    run, places = case.plan("dot_rows").run, on_device(case, routing)[1:]
+    run, places = _function(case, "dot_rows"), on_device(case, routing)[1:]
     products, again = (case.numpy(run(case.array(rows), case.array(dy), *places)) for _ in range(2))
     assert_same_bits(again, products, "products of a second run")
     assert products.dtype == np.float32, f"products are {products.dtype}; they are float32"
@@ -152,13 +159,14 @@ def test_codes_of_tokens(case: Case, rng: Rng) -> None:
     of_tokens = bound.of_tokens if isinstance(bound, BoundQuantize) else None
     if of_tokens is None:
         pytest.skip("the answer has no of_tokens: front ends permute rows first")
+    make = keeping(case, "of_tokens", of_tokens)
     for index in (draw_choices(rng), np.full((TOKENS, CHOICES), GROUPS - 1), np.full((TOKENS, CHOICES), -1)):
         routing, x = by_contract(index), draw(rng, (TOKENS, columns), case.dtype)
         rows = x[routing.order // CHOICES]
         arguments = arguments_for(case.spec, rng, GROUPS)
         expected = quantize(rows, case.spec, routing.sizes, **arguments)
         places, given = on_device(case, routing), as_given(case, arguments)
-        codes, amax = of_tokens(case.array(x), case.sizes(routing.sizes), *places, amax=True, **given)
+        codes, amax = make(case.array(x), case.sizes(routing.sizes), *places, amax=True, **given)
         assert_same_tensor(case, codes, expected)
         parts = np.split(np.abs(rows.astype(np.float32)), np.cumsum(routing.sizes))
         largest = np.array([part.max(initial=0) for part in parts[:GROUPS]], np.float32)

@@ -22,7 +22,7 @@ def test_what_is_not_finite_is_not_lost(case: Case, rng: Rng, measure: Measure) 
     _check(case, problem, measure)
 
 
-@needs("gemm", selections.half_gemms)
+@needs("gemm", selections.half_gemms, in_dtype="float16", out_dtype="float16")
 def test_what_overflows_is_infinite(case: Case, rng: Rng, measure: Measure) -> None:
     """A result past the largest number of fp16 is an infinity of its sign. A scaler of losses looks for those; the
     number itself would pass for a gradient."""

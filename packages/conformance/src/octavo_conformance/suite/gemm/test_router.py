@@ -11,6 +11,7 @@ from octavo.router import RouterRule, Score
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
+from octavo_conformance.oracles.keeping import keeping
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng
 
@@ -56,7 +57,7 @@ def test_choices(case: Case, rng: Rng) -> None:
     for score in SCORES:
         logits, rule = draw_logits(rng, case), draw_rule(rng, score)
         replay = rng.integers(-1, EXPERTS + 1, (TOKENS, CHOICES))
-        run = case.plan("choose_experts", **asked(rule)).run
+        run = keeping(case, "choose_experts", case.plan("choose_experts", **asked(rule)).run)
         for given in (None, replay):
             made = run(case.array(logits), None, None if given is None else case.array(given), rule)
             expected = octavo_numerics.choose_experts(logits, rule, None, given)
@@ -70,7 +71,7 @@ def test_choices_with_a_bias_and_in_groups(case: Case, rng: Rng) -> None:
     steps = np.stack([rng.permutation(EXPERTS) for _ in range(TOKENS)]) / 8
     logits, bias = steps.astype(DTYPES[case.dtype]), (np.arange(EXPERTS) % 3).astype(np.float32)
     for rule in (RouterRule(CHOICES, "sigmoid", 8, 3), RouterRule(CHOICES, "sqrtsoftplus")):
-        run = case.plan("choose_experts", **asked(rule)).run
+        run = keeping(case, "choose_experts", case.plan("choose_experts", **asked(rule)).run)
         made = run(case.array(logits), case.array(bias), None, rule)
         assert_chosen(case, made, logits, octavo_numerics.choose_experts(logits, rule, bias), rule)
 
@@ -96,7 +97,7 @@ def test_gradient_of_logits_that_are_no_numbers(case: Case, rng: Rng) -> None:
         logits, rule = with_nan(rng, draw_logits(rng, case)), draw_rule(rng, score)
         choices = octavo_numerics.choose_experts(logits, rule).choices
         given = logits, choices, rng.standard_normal((TOKENS, CHOICES)).astype(np.float32)
-        run = case.plan("choose_gradient", **asked(rule)).run
+        run = keeping(case, "choose_gradient", case.plan("choose_gradient", **asked(rule)).run)
         made = case.numpy(run(*(case.array(array) for array in given), rule)).astype(np.float64)
         assert_near_or_nan(made, octavo_numerics.choose_gradient(*given, rule), gradient_bound(case, given, rule), "dx")
 
@@ -129,9 +130,10 @@ def test_gradient_of_the_logits(case: Case, rng: Rng) -> None:
         logits, rule = draw_logits(rng, case), draw_rule(rng, score)
         choices, dweights = rng.integers(-1, EXPERTS + 1, (TOKENS, CHOICES)), rng.standard_normal((TOKENS, CHOICES))
         given = logits, choices, dweights.astype(np.float32)
-        run = case.plan("choose_gradient", **asked(rule)).run
-        made = case.numpy(run(*(case.array(array) for array in given), rule)).astype(np.float64)
-        expected = octavo_numerics.choose_gradient(*given, rule)
+        run = keeping(case, "choose_gradient", case.plan("choose_gradient", **asked(rule)).run)
+        dlogits = case.numpy(run(*(case.array(array) for array in given), rule))
+        assert dlogits.dtype == logits.dtype, f"dlogits are {dlogits.dtype}, the logits {logits.dtype}"
+        made, expected = dlogits.astype(np.float64), octavo_numerics.choose_gradient(*given, rule)
         assert (np.abs(made - expected) <= gradient_bound(case, given, rule)).all(), (
             "past octavo_numerics.choose_gradient_bound"
         )

@@ -57,9 +57,11 @@ def test_an_amax_is_recorded(case: Case, rng: Rng) -> None:
         history = case.array(state.history.copy())
         for number in range(2):
             amax = _amaxes(rng, GROUPS)
-            record(case.array(amax), history)
+            given = case.array(amax)
+            record(given, history)
             state = record_amax(state, amax)
             assert_same_bits(case.numpy(history), state.history, f"{slots} slots after record_amax number {number}")
+            assert_same_bits(case.numpy(given), amax, "amax, which record_amax was given and may not write,")
 
 
 @needs("quantize", selections.delayed)

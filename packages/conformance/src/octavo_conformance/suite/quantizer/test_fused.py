@@ -72,7 +72,7 @@ def _check_gradient(case: Case, rng: Rng, measure: Measure) -> None:
     assert_quantized(case, inputs, tensor, extras, activation)
     dbias = assert_column_sums(case, inputs, extras, activation, measure)
     assert_row_products(case, inputs, extras, dy, activated(x[:total], case.function, None), measure)
-    again = call(case, inputs, columns, [dy, x], probs=probs)[1]
+    again = call(case, inputs, columns, [dy, x], probs=probs, wanted=("dbias", "dprobs"))[1]
     assert_repeats(case.numpy(again.dbias), dbias, "dbias")
     if getattr(extras, "dprobs", None) is not None:
         assert_repeats(case.numpy(again.dprobs), case.numpy(extras.dprobs), "dprobs")
@@ -84,7 +84,7 @@ def test_activation_without_codes(case: Case, rng: Rng) -> None:
     inputs = draw_inputs(case, rng)
     x, probs, total = inputs.rows(width(case.function, FEATURES)), inputs.probs(), inputs.total
     alone = values_alone(case, "act_quantize", inputs, FEATURES, [x], probs=probs)
-    _, extras = call(case, inputs, FEATURES, [x], probs=probs)
+    _, extras = call(case, inputs, FEATURES, [x], probs=probs, wanted=("activated",))
     beside = activated_of(case, inputs, extras, FEATURES)
     assert_same_bits(case.numpy(alone.activated)[:total], beside[:total], "activated")
 
@@ -127,7 +127,8 @@ def _check_norm(case: Case, rng: Rng, measure: Measure) -> None:
     inputs = draw_inputs(case, rng)
     x, gamma, total, epsilon = inputs.rows(FEATURES), inputs.vector(FEATURES), inputs.total, 1e-3
     beta = inputs.vector(FEATURES) if case.function == "layer" else None
-    tensor, extras = call(case, inputs, FEATURES, [x, gamma, beta], epsilon=epsilon)
+    wanted = ("activated", "amax", "mean", "rstd")
+    tensor, extras = call(case, inputs, FEATURES, [x, gamma, beta], epsilon=epsilon, wanted=wanted)
     activation = activated_of(case, inputs, extras, FEATURES)
     exact = normalized(x[:total], gamma, beta, case.function, epsilon)
     assert_near(activation[:total], exact.y, "normalized", measure)
