@@ -61,6 +61,8 @@ AGAIN = "recorder::test_a_pass_is_made_again_on_other_arrays"
 FORMS = "two_forms::test_gemms_read_both_forms"
 TOKEN_FORMS = "two_forms::test_gemms_read_both_forms_of_tokens"
 FUSED_FORMS = "two_forms::test_gemms_read_both_forms_of_what_is_fused"
+MULTIPLIED = "two_forms::test_gemms_read_multiplied_planes"
+TOKENS_MULTIPLIED = "two_forms::test_gemms_read_multiplied_planes_of_tokens"
 WIDTHS = "quantizer::test_bits_with_sizes_of_either_width"
 GEMM_WIDTHS = "gemm::test_sizes_of_either_width"
 DEQUANTIZED = "quantizer::test_dequantized_bits"
@@ -136,10 +138,11 @@ FAULTS: dict[str, Planted] = {
     "infinite-scales": Planted({NEXT_SCALES}, {RECORDED, AMAX}, "delayed"),
     "stale-weights": Planted({AGAIN}, {PRODUCT, REPEATS}, "row.fprop"),
     "unnumbered": Planted({AGAIN}, {PRODUCT, REPEATS}, "row.fprop"),
-    "truncated-values": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
-    "truncated-when-fused": Planted({FUSED_FORMS}, {FORMS, PRODUCT}, "mxfp8"),
+    "truncated-values": Planted({FORMS, FUSED_FORMS, MULTIPLIED, TOKENS_MULTIPLIED}, {BITS, PRODUCT}, "mxfp8"),
+    "truncated-when-fused": Planted({FUSED_FORMS, MULTIPLIED}, {FORMS, TOKENS_MULTIPLIED, PRODUCT}, "mxfp8"),
+    "loses-codes-beside": Planted({MULTIPLIED, TOKENS_MULTIPLIED}, {FORMS, FUSED_FORMS, BITS}, "mxfp8"),
     "other-codes": Planted({FORMS, FUSED_FORMS}, {BITS, PRODUCT}, "mxfp8"),
-    "tokens-for-choices": Planted({TOKEN_FORMS}, {FORMS, FUSED_FORMS}, "mxfp8"),
+    "tokens-for-choices": Planted({TOKEN_FORMS, TOKENS_MULTIPLIED}, {FORMS, FUSED_FORMS, MULTIPLIED}, "mxfp8"),
     "needs-both-planes": Planted({FORMS, FUSED_FORMS, TOKEN_FORMS}, {BITS, PRODUCT}, "mxfp8"),
     "one-buffer": Planted({CODES_OUTLIVE, OUTLIVES}, {BITS, PRODUCT, REPEATS}, "row or mxfp8"),
     "stale-codes": Planted({CODES_OUTLIVE}, {BITS, WRITES_X}, "row"),

@@ -260,7 +260,7 @@ class NumpyBackend(Backend):
     # GEMMs
 
     def _values(self, q: Any, direction: Direction) -> Any:
-        if isinstance(q, Multiplied):
+        if isinstance(q, Multiplied) and direction in q.values:
             return q.values[direction]
         if not isinstance(q, QuantizedArray):
             values = q.astype(np.float32)

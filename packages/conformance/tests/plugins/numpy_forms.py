@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo.quantizer import Direction
 from octavo_numerics import QuantizedArray
-from octavo_registry.contract import BoundQuantize, TwoForms
+from octavo_registry.contract import BoundNormQuantize, BoundQuantize, TwoForms
 
 Values = Callable[[QuantizedArray, Direction], Any]
 
@@ -24,7 +24,7 @@ class Multiplied(QuantizedArray):
 
 
 def with_two_forms(fault: str | None, values: Values, bound: Any) -> Any:
-    """The answer to a quantizer, alone or fused, with `in_two_forms`."""
+    """The answer to a quantizer, alone or fused, with `in_two_forms` and `multiplied`."""
     multiply = partial(_multiply, fault, values)
 
     def run(*operands: Any, **how: Any) -> Any:
@@ -39,7 +39,28 @@ def with_two_forms(fault: str | None, values: Values, bound: Any) -> Any:
         return run(x[order // choices % len(x)], sizes, **how), None
 
     parts = {"of_tokens": of_tokens} if isinstance(bound, BoundQuantize) else {}
-    return replace(bound, in_two_forms=cache(lambda: type(bound)(run, **parts)))
+    forms = replace(bound, in_two_forms=cache(lambda: type(bound)(run, **parts)))
+    if isinstance(bound, BoundNormQuantize):
+        return forms
+    return replace(forms, multiplied=partial(_multiplied, fault, forms))
+
+
+def _multiplied(fault: str | None, forms: Any, directions: frozenset[Direction]) -> Any:
+    """The answer whose planes of these directions are values, without their codes; the fault loses the codes beside."""
+    two = forms.in_two_forms()
+
+    def alone(made: Any) -> Any:
+        forms, *extras = (made,) if isinstance(made, TwoForms) else made
+        q = forms.multiplied
+        lost = [name for name in q.values if (name in directions) != (fault == "loses-codes-beside")]
+        codes = {name: np.zeros_like(getattr(q, name)) for name in lost}
+        q = replace(q, **codes, values={name: q.values[name] for name in directions})
+        return (q, *extras) if extras else q
+
+    parts = {}
+    if isinstance(two, BoundQuantize):
+        parts["of_tokens"] = lambda *operands, **how: alone(two.of_tokens(*operands, **how))
+    return type(forms)(lambda *operands, **how: alone(two.run(*operands, **how)), **parts)
 
 
 def _multiply(fault: str | None, values: Values, q: QuantizedArray, of_fused: bool = False) -> Multiplied:

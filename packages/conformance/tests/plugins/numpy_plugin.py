@@ -66,6 +66,7 @@ FAULTS = (
     "truncated-values",
     "truncated-when-fused",
     "needs-both-planes",
+    "loses-codes-beside",
     "other-codes",
     "tokens-for-choices",
     "one-buffer",

@@ -1,10 +1,11 @@
-"""`in_two_forms` of a quantizer's answer: codes, and planes that GEMMs read in their place with the same bits."""
+"""`in_two_forms` and `multiplied` of a quantizer's answer: planes that GEMMs read in the place of codes with the same
+bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import pytest
@@ -34,6 +35,8 @@ from octavo_registry.contract.weights import readers
 
 DIRECTIONS: tuple[Direction, Direction] = ("rowwise", "columnwise")
 ROWS, K, N, _ = MAIN
+ROWS_OF: tuple[Operand, ...] = ("x", "dy")
+"""What `of_tokens` may quantize."""
 
 FusedOp = Literal["act_quantize", "dact_quantize", "norm_quantize"]
 
@@ -77,14 +80,14 @@ class Layer:
         arguments = quantizer_arguments(self.case, self.problem, operand, self.specs[operand])
         return run(self.case.array(self.problem.of(operand)), None if operand == "w" else self.sizes, **arguments)
 
+    def made(self, operand: Operand, answer: Any) -> Any:
+        """What a quantizer's answer makes of the problem's array."""
+        return self.quantized(operand, answer.run)
+
     def assert_forms(self, operand: Operand, codes: Any, forms: TwoForms[Any], what: str) -> None:
         """Each GEMM that reads a plane of the operand has the bits that it has on `codes`."""
-        directions = self.specs[operand].directions
-        again = forms.multiply(forms.codes)
-        for direction, gemm in zip(DIRECTIONS, readers(operand, "nk"), strict=True):
-            if direction not in directions or gemm not in self._gemms:
-                continue
-            expected = self._product(gemm, operand, codes)
+        again, what = forms.multiply(forms.codes), f" in two forms{what}, which is"
+        for direction in self.specs[operand].directions:
             tensors = {
                 "codes": forms.codes,
                 "multiplied": forms.multiplied,
@@ -92,8 +95,27 @@ class Layer:
                 f"multiply of the {direction} plane": forms.multiply(self._alone(forms.codes, direction)),
             }
             for form, tensor in tensors.items():
-                product = self._product(gemm, operand, tensor)
-                assert_same_bits(product, expected, f"{gemm} of {operand} in two forms{what}, which is {form}")
+                self.assert_product(operand, direction, codes, tensor, f"{what} {form}")
+
+    def assert_multiplied(self, operand: Operand, bound: Any, codes: Any, make: Callable[[Any], Any], what: str) -> int:
+        """So it has on what `make` makes by the answers of `bound.multiplied`, for each set of directions. Returns how
+        many there are: none where the backend has no such answer."""
+        directions = self.specs[operand].directions
+        sets = {frozenset(directions), *(frozenset({direction}) for direction in directions)}
+        answers = {each: bound.multiplied(each) for each in sets} if bound.multiplied is not None else {}
+        for chosen, answer in answers.items():
+            tensor = make(answer)
+            for direction in directions:
+                form = f"{what}, whose {' and '.join(sorted(chosen))} planes are multiplied"
+                self.assert_product(operand, direction, codes, tensor, form)
+        return len(answers)
+
+    def assert_product(self, operand: Operand, direction: Direction, codes: Any, tensor: Any, what: str) -> None:
+        """The GEMM that reads this plane has the bits on `tensor` that it has on `codes`."""
+        gemm = readers(operand, "nk")[DIRECTIONS.index(direction)]
+        if gemm in self._gemms:
+            expected = self._product(gemm, operand, codes)
+            assert_same_bits(self._product(gemm, operand, tensor), expected, f"{gemm} of {operand}{what}")
 
     def _product(self, gemm: Gemm, operand: Operand, tensor: Any) -> Array:
         operands = {**self.codes, operand: tensor}
@@ -104,6 +126,23 @@ class Layer:
         names = [f"{direction}{part}" for part in ("", "_scale", "_global")]
         planes = {name: plane for name in names if (plane := getattr(codes, name)) is not None}
         return self.case.bridge.grouped_tensor(codes.spec, codes.group_sizes, planes)
+
+
+class OfTokens(Layer):
+    """A layer of the rows of a router's choices; `made` quantizes them from the tokens."""
+
+    def __init__(self, case: Case, rng: Rng) -> None:
+        self._routing = by_contract(draw_choices(rng))
+        sizes = self._routing.sizes
+        self._drawn = draw_problem(rng, case.dtype, (TOKENS, K, N, len(sizes)), sizes)
+        rows = self._routing.order // CHOICES
+        super().__init__(case, replace(self._drawn, x=self._drawn.x[rows], dy=self._drawn.dy[rows]))
+
+    def made(self, operand: Operand, answer: Any) -> Any:
+        """What `of_tokens` of the answer makes."""
+        arguments = quantizer_arguments(self.case, self.problem, operand, self.specs[operand])
+        tokens, places = self.case.array(self._drawn.of(operand)), on_device(self.case, self._routing)
+        return answer.of_tokens(tokens, self.sizes, *places, **arguments)[0]
 
 
 def _in_two_forms(bound: Any) -> Any:
@@ -121,47 +160,82 @@ def test_gemms_read_both_forms(case: Case, rng: Rng) -> None:
     `multiplied`, and on what `multiply` makes of codes that were kept, of which one plane may be there alone."""
     layer = Layer(case, draw_problem(rng, case.dtype))
     for name, answer in layer.answers.items():
-        layer.assert_forms(name, layer.codes[name], layer.quantized(name, answer.run), "")
+        layer.assert_forms(name, layer.codes[name], layer.made(name, answer), "")
 
 
 @needs("layer", selections.few_recipes)
 def test_gemms_read_both_forms_of_tokens(case: Case, rng: Rng) -> None:
     """So it is of rows of a router's choices that `of_tokens` quantizes from the tokens, x and dy."""
-    routing = by_contract(draw_choices(rng))
-    drawn = draw_problem(rng, case.dtype, (TOKENS, K, N, len(routing.sizes)), routing.sizes)
-    rows = routing.order // CHOICES
-    layer = Layer(case, replace(drawn, x=drawn.x[rows], dy=drawn.dy[rows]))
-    served: list[Operand] = [name for name in ("x", "dy") if getattr(layer.answers.get(name), "of_tokens", None)]
+    layer = OfTokens(case, rng)
+    served = [name for name in ROWS_OF if getattr(layer.answers.get(name), "of_tokens", None)]
     if not served:
         pytest.skip("no answer in two forms has of_tokens: front ends permute rows first")
     for name in served:
-        arguments = quantizer_arguments(case, layer.problem, name, layer.specs[name])
-        tokens, places = case.array(drawn.of(name)), on_device(case, routing)
-        forms, _ = layer.answers[name].of_tokens(tokens, layer.sizes, *places, **arguments)
-        layer.assert_forms(name, layer.codes[name], forms, " of tokens")
+        layer.assert_forms(name, layer.codes[name], layer.made(name, layer.answers[name]), " of tokens")
 
 
 @needs("layer", selections.few_recipes)
 def test_gemms_read_both_forms_of_what_is_fused(case: Case, rng: Rng) -> None:
     """So it is of an activation, of its gradient, and of normalized rows."""
     layer, tried = Layer(case, draw_problem(rng, case.dtype)), 0
+    for op, operand, bound, make in _fused_of(layer, rng):
+        answer = _in_two_forms(bound)
+        if answer is None:
+            continue
+        tried += 1
+        layer.assert_forms(operand, make(bound), make(answer), f" of {op}")
+    if not tried:
+        pytest.skip("no answer of a fused quantizer has in_two_forms: the backend's GEMMs multiply codes")
+
+
+@needs("layer", selections.few_recipes)
+def test_gemms_read_multiplied_planes(case: Case, rng: Rng) -> None:
+    """fprop, dgrad and wgrad have the same bits on codes and on planes that the answers of `multiplied` write in their
+    place, and on the codes beside such planes; so it is of an activation and of its gradient."""
+    layer, tried = Layer(case, draw_problem(rng, case.dtype)), 0
+    for name, quantizer in layer.quantizers.items():
+        tried += layer.assert_multiplied(name, quantizer.bound, layer.codes[name], partial(layer.made, name), "")
+    for op, operand, bound, make in _fused_of(layer, rng):
+        if op != "norm_quantize":
+            tried += layer.assert_multiplied(operand, bound, make(bound), make, f" of {op}")
+    if not tried:
+        pytest.skip("the answers have no multiplied: the backend's GEMMs multiply codes, or programs ask for two forms")
+
+
+@needs("layer", selections.few_recipes)
+def test_gemms_read_multiplied_planes_of_tokens(case: Case, rng: Rng) -> None:
+    """So it is of rows of a router's choices that `of_tokens` quantizes from the tokens, x and dy."""
+    layer, tried = OfTokens(case, rng), 0
+    bounds: dict[Operand, Any] = {name: layer.quantizers[name].bound for name in ROWS_OF if name in layer.quantizers}
+    for name, bound in bounds.items():
+        answer = None if bound.multiplied is None else bound.multiplied(frozenset(layer.specs[name].directions))
+        if answer is not None and answer.of_tokens is not None:
+            make = partial(layer.made, name)
+            tried += layer.assert_multiplied(name, bound, layer.codes[name], make, " of tokens")
+    if not tried:
+        pytest.skip("no answer with multiplied has of_tokens: front ends permute rows first")
+
+
+def _fused_of(layer: Layer, rng: Rng) -> Iterator[tuple[FusedOp, Operand, Any, Callable[[Any], Any]]]:
+    """The operations of fused quantizers that the backend has: each with its operand, its answer, and a function that
+    returns what an answer makes of arrays that are the same each time."""
+    case = layer.case
     arrays: dict[FusedOp, tuple[Operand, list[Array | None]]] = {
         "act_quantize": ("x", [draw(rng, (ROWS, 2 * K), case.dtype)]),
         "dact_quantize": ("dy", [draw(rng, (ROWS, N // 2), case.dtype), draw(rng, (ROWS, N), case.dtype)]),
         "norm_quantize": ("x", [layer.problem.x, draw(rng, (K,), case.dtype), None]),
     }
     for op, (operand, given) in arrays.items():
-        fused = _fused(layer, op, operand)
-        answer = None if fused is None else _in_two_forms(fused.bound)
-        if fused is None or answer is None:
+        plan = _fused(layer, op, operand)
+        if plan is None:
             continue
-        tried += 1
         operands = [None if array is None else case.array(array) for array in given]
         arguments = quantizer_arguments(case, layer.problem, operand, layer.specs[operand])
-        (codes, _), (forms, _) = (run(*operands, layer.sizes, **arguments) for run in (fused.run, answer.run))
-        layer.assert_forms(operand, codes, forms, f" of {op}")
-    if not tried:
-        pytest.skip("no answer of a fused quantizer has in_two_forms: the backend's GEMMs multiply codes")
+
+        def make(answer: Any, operands: list[Any] = operands, arguments: dict[str, Any] = arguments) -> Any:
+            return answer.run(*operands, layer.sizes, **arguments)[0]
+
+        yield op, operand, plan.bound, make
 
 
 def _fused(layer: Layer, op: FusedOp, operand: Operand) -> Plan[Any, Any] | None:
