@@ -15,6 +15,7 @@ from octavo import MXFP8, PRESETS, Recipe
 from octavo_torch import GroupedMLP, grouped_mlp, moe_mlp, quantize_input, quantize_weight
 from octavo_torch.arrays.grouped_tensor import PLANES
 from octavo_torch.mlp import gradients as mlp_gradients
+from octavo_torch.moe import kept_operands
 
 
 def bytes_of(tensors: list[Tensor]) -> int:
@@ -73,7 +74,7 @@ def test_what_a_step_has_read_is_gone_before_the_next_array_is_made(
 ) -> None:
     """Of an MLP, and of an MoE layer in a form that keeps fc1's result or makes it again: dy's codes go before the
     activation's gradient is made, and that and fc1's result before fc1's weight gradient: the peak of a training step
-    is there."""
+    is there. Row data of either layer's dy, which dgrad reads, go before the weight gradient."""
     living: dict[str, list[StorageWeakRef]] = {}
     seen: list[str] = []
 
@@ -81,7 +82,7 @@ def test_what_a_step_has_read_is_gone_before_the_next_array_is_made(
         living[what] = [StorageWeakRef(each.untyped_storage()) for each in tensors if each is not None]
 
     def gone(*names: str) -> bool:
-        return all(reference.expired() for name in names for reference in living[name])
+        return all(reference.expired() for name in names for reference in living.get(name, ()))
 
     quantize, activation, wgrad = (
         getattr(mlp_gradients, each) for each in ("quantize_operand", "activate_gradient", "weight_gradient")
@@ -89,8 +90,12 @@ def test_what_a_step_has_read_is_gone_before_the_next_array_is_made(
 
     def quantizing(call: Any, run: Any, operand: Any, value: Tensor, seed: Any) -> Any:
         codes = quantize(call, run, operand, value, seed)
+        own_rows = codes.rowwise is not codes.columnwise  # else both directions share one tensor
         if "da" in living:
             keep("codes of dh", *(getattr(codes, plane) for plane in PLANES))
+            keep("rows of dh", codes.rowwise if own_rows else None)
+        else:
+            keep("rows of dy", codes.rowwise if own_rows else None)
         return codes
 
     def activating(da: Tensor, h: Tensor, *rest: Any) -> Tensor:
@@ -103,9 +108,10 @@ def test_what_a_step_has_read_is_gone_before_the_next_array_is_made(
     def multiplying(call: Any, run: Any, x: Any, dy: Any, *rest: Any) -> Any:
         if "da" in living:
             seen.append("wgrad of fc1")
-            assert gone("da", "h")
+            assert gone("da", "h", "rows of dh")
             assert not gone("codes of dh")
         else:
+            assert gone("rows of dy")
             keep("codes of dy", *(getattr(dy, plane) for plane in PLANES))
         return wgrad(call, run, x, dy, *rest)
 
@@ -122,6 +128,28 @@ def test_what_a_step_has_read_is_gone_before_the_next_array_is_made(
         y = moe_mlp(x, choices, weights, w1, w2, recipe=PRESETS[name], form=form, seed=1, backend=REFERENCE)
     y.backward(torch.ones_like(y))
     assert seen == ["activation", "wgrad of fc1"]
+
+
+@pytest.mark.parametrize("form", ["standard", "recompute"])
+def test_fc1_runs_again_before_dy_is_quantized(
+    form: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the form that makes fc1's result again, planes of dy do not wait beside the rows of x that fc1 reads."""
+    seen: list[str] = []
+    for name in ("first_layer", "quantize_tokens"):
+        real = getattr(kept_operands, name)
+
+        def noted(*given: Any, real: Any = real, name: str = name) -> Any:
+            seen.append(name if name == "first_layer" else given[2])
+            return real(*given)
+
+        monkeypatch.setattr(kept_operands, name, noted)
+    given = operands()
+    choices, weights = torch.from_numpy(rng.integers(0, G, (M, 2))), torch.rand(M, 2)
+    y = moe_mlp(given["x"], choices, weights, given["w1"], given["w2"], recipe="mxfp8", form=form, backend=REFERENCE)
+    y.backward(torch.ones_like(y))
+    again = ["first_layer"] if form == "recompute" else []
+    assert seen == [*again, "dy", "x"]
 
 
 def test_what_somebody_else_reads_is_not_freed(rng: np.random.Generator) -> None:

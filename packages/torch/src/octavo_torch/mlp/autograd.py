@@ -175,7 +175,7 @@ class _SavedOperands:
         sizes, self._h, self.probs, self.bias2, self.bias2_scales = tensors[:5]
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
 
-    holds_dy, awaits_dy = True, False
+    holds_dy, makes_h, awaits_dy = True, False, False
     dy_of_tokens = None
 
     def dy(self) -> Tensor:

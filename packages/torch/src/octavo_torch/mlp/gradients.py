@@ -45,6 +45,8 @@ class BackwardOperands(Protocol):
     """The operands of a backward. Each method is called at most once, just before its result is read.
 
     holds_dy    whether `dy` is the caller's own array, whose memory stays in use until the backward ends
+    makes_h     whether `h` computes fc1's result again: then it is called before dy is quantized, so that planes of dy
+                do not wait beside the rows of x
     awaits_dy   whether dy is still on its way from other ranks, until `dy` or `dy_of_tokens` is called: then whatever
                 does not read dy is computed first
 
@@ -74,6 +76,9 @@ class BackwardOperands(Protocol):
 
     @property
     def holds_dy(self) -> bool: ...
+
+    @property
+    def makes_h(self) -> bool: ...
 
     @property
     def awaits_dy(self) -> bool: ...
@@ -221,9 +226,9 @@ class _Backward:
     def read_dy(self) -> None:
         """Sets `of_dgrad` and `of_wgrad`; where these are made of tokens, the rows of dy are never written."""
         fc2, operands, needs = self.call.plan.fc2, self.operands, self.needs
-        if self.multiplies and operands.awaits_dy:
+        if self.multiplies and (operands.awaits_dy or operands.makes_h):
             self.h = operands.h()
-            self.a = operands.a(self.h, self.seed2) if needs.w2 else None
+            self.a = operands.a(self.h, self.seed2) if operands.awaits_dy and needs.w2 else None
         of_bias = needs.bias2 or needs.bias2_scales
         of_tokens = operands.dy_of_tokens
         if of_tokens is not None and self.multiplies and not of_bias and self.call.fc2.probe is None:

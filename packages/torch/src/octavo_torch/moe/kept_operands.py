@@ -83,6 +83,10 @@ class KeptOperands:
     holds_dy = False  # `dy` permutes it into rows of the backward's own
 
     @property
+    def makes_h(self) -> bool:
+        return "h" not in self._saved
+
+    @property
     def awaits_dy(self) -> bool:
         return self._call.token_exchange is not None
 
