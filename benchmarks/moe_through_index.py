@@ -93,8 +93,15 @@ class Poorer(Backend):
                 return bound
             rows = ("x",) if request.op == "fprop" else ("dy",) if request.op == "dgrad" else ()
             return replace(bound, takes_tokens=rows if self._name == ANY_WIDTH else ())
-        lacks_tokens = self._name == PERMUTING and isinstance(bound, BoundQuantize)
-        return replace(bound, of_tokens=None) if lacks_tokens else bound
+        return without_tokens(bound) if self._name == PERMUTING and isinstance(bound, BoundQuantize) else bound
+
+
+def without_tokens(bound: BoundQuantize[Tensor, Any]) -> BoundQuantize[Tensor, Any]:
+    """A quantizer that takes rows alone, in each of its answers."""
+    multiplied = bound.multiplied
+    if multiplied is not None:
+        bound = replace(bound, multiplied=lambda directions: without_tokens(multiplied(directions)))
+    return replace(bound, of_tokens=None)
 
 
 class Plugin:
