@@ -37,11 +37,10 @@ class GroupedGemm(OperandChecks):
     """One GEMM of a grouped linear layer; the subclasses take its operands as octavo_registry.contract.gemm says.
 
     Operands are GroupedTensors of one scaling in any layout this package reads, planes of values among them, or
-    unquantized tensors. The rows of one
-    of these may be TokenRows, on CUDA in bf16; and so may fprop's x and dgrad's dy in block scaling and the plain
-    layout, on CUDA in E4M3 beside weights in E4M3. Group sizes of a GroupedTensor are its own; a GroupIndex in their
-    place is used as it is. With weight "kn" w and dw are [G, K, N]: see octavo_registry.contract.weights, and n and k
-    below are the kernels'.
+    unquantized tensors. The rows of one of the latter may be TokenRows, on CUDA in bf16; and so may fprop's x and
+    dgrad's dy in block scaling and the plain layout, on CUDA in E4M3 beside weights in E4M3. Group sizes of a
+    GroupedTensor are its own; a GroupIndex in their place is used as it is. With weight "kn" w and dw are [G, K, N]:
+    see octavo_registry.contract.weights, and n and k below are the kernels'.
     """
 
     def __init__(

@@ -96,7 +96,9 @@ def second_layer(
     rows = h if a is None else a
     if w2_quantizer is not None:
         fc2.w_made = w2_quantizer.w2_codes()
-    return SecondLayer(*run_forward(fc2, seed, rows, operands.w2, operands.bias2, operands.bias2_scales))
+    second = SecondLayer(*run_forward(fc2, seed, rows, operands.w2, operands.bias2, operands.bias2_scales))
+    fc2.x_codes = None  # may hold values, which backward does not read
+    return second
 
 
 def activation_of(
