@@ -93,7 +93,7 @@ def read_operands(
     if layer.quantize_x is not None and call.x_codes is None and isinstance(x, Tensor):
         rows = quantize_operand(call, layer.quantize_x, "x", x, seed)
     if layer.quantize_w is not None and call.w_codes is None:
-        matrices = call.w_made or quantize_operand(call, layer.quantize_w, "w", w, seed)
+        matrices, call.w_made = call.w_made or quantize_operand(call, layer.quantize_w, "w", w, seed), None
     return rows, matrices
 
 
