@@ -12,31 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_device import MARKS
+from emulated_recipes import CASES, RECIPES
 from torch import Tensor
 
 import octavo_native
+import octavo_native.values
 from octavo import MXFP8, NVFP4, BlockScaling, Recipe
 from octavo.quantizer import Operand
 from octavo.recipe_base import GEMMS
 from octavo_native.layouts import VALUES
 from octavo_torch import grouped_linear
 from octavo_torch.dispatch.layers import layer_for
-from octavo_torch_native.linear import values
 from octavo_torch_native.linear.recorded_layer import RecordedLayer
 
 M, K, N = 420, 144, 272
 SPLIT = [33, 0, 1, 70, 16, 257]
 SEED = 3
-RECIPES: dict[str, Recipe] = {
-    "mxfp8": MXFP8(),
-    "mxfp8 gradients in e5m2": MXFP8(gradient_format="e5m2"),
-    "mxfp8 square weights": MXFP8(square_weights=True),
-    "mxfp8 with dgrad in bf16": MXFP8(dgrad="high_precision"),
-    "mxfp8 with wgrad in bf16": MXFP8(wgrad="high_precision"),
-    "nvfp4": NVFP4(),
-}
-ON_THE_CPU = [name for name in RECIPES if name.startswith("mxfp8")]
 
 
 def again(recipe: Recipe) -> Recipe:
@@ -61,14 +52,11 @@ def step(
 
 
 def emulated(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
-    monkeypatch.setattr(values, "multiplies_values", lambda device: yes)
+    monkeypatch.setattr(octavo_native.values, "multiplies_values", lambda device: yes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [*((name, "cpu") for name in ON_THE_CPU), *(pytest.param(name, "cuda", marks=MARKS) for name in RECIPES)],
-)
+@pytest.mark.parametrize(("name", "device"), CASES)
 def test_bits_of_codes(name: str, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """y, dx and dw, for every set of wanted gradients, of ragged groups and an empty one."""
     if device == "cuda" and dtype is torch.float32 and not all(map(RECIPES[name].quantizes, GEMMS)):

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_device import MARKS
+from emulated_recipes import CASES, RECIPES
 from torch import Tensor
 
 import octavo_native.values
 import octavo_registry
-from octavo import MXFP8, NVFP4, BlockScaling, Recipe
+from octavo import MXFP8, BlockScaling, Recipe
 from octavo.quantizer import Direction
 from octavo_native.layouts import VALUES
 from octavo_registry.contract import (
@@ -41,18 +41,6 @@ T, C, G, K, F = 61, 3, 5, 160, 112
 SIZES = [33, 0, 20, 5, 3]
 SEED = 7
 CODES, READS_VALUES = "codes-alone", "values-read"
-RECIPES: dict[str, Recipe] = {
-    "mxfp8": MXFP8(),
-    "mxfp8 gradients in e5m2": MXFP8(gradient_format="e5m2"),
-    "mxfp8 square weights": MXFP8(square_weights=True),
-    "mxfp8 with dgrad in bf16": MXFP8(dgrad="high_precision"),
-    "mxfp8 with wgrad in bf16": MXFP8(wgrad="high_precision"),
-    "nvfp4": NVFP4(),
-}
-CASES = [
-    *((name, "cpu") for name in RECIPES if name.startswith("mxfp8")),
-    *(pytest.param(name, "cuda", marks=MARKS) for name in RECIPES),
-]
 Step = Callable[..., list[Tensor]]
 
 

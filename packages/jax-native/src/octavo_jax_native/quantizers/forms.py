@@ -36,8 +36,8 @@ def valued_directions(request: PlanesRequest, *, of_array: bool) -> Directions:
 def run_forms(call: QuantizeCall, operands: tuple[Array, ...]) -> list[Array]:
     """The results of `call`, in order; those called row_values and col_values are the planes as values."""
     names = [name for name, _, _ in call.results]
-    both: Directions = tuple(direction for direction, prefix in PREFIX.items() if f"{prefix}_values" in names)
-    alone = [direction for direction in both if f"{PREFIX[direction]}_codes" not in names]
+    of_values: Directions = tuple(direction for direction, prefix in PREFIX.items() if f"{prefix}_values" in names)
+    alone = [direction for direction in of_values if f"{PREFIX[direction]}_codes" not in names]
     # to the kernels values are codes in another layout
     written = {f"{PREFIX[direction]}_values": f"{PREFIX[direction]}_codes" for direction in alone}
     kernel = replace(
@@ -54,7 +54,7 @@ def run_forms(call: QuantizeCall, operands: tuple[Array, ...]) -> list[Array]:
     )
     made = dict(zip((name for name, _, _ in kernel.results), kernel.run(*operands), strict=True))
     plan = dict(zip(call.operands, operands, strict=True)).get("plan")
-    for direction in both:
+    for direction in of_values:
         prefix = PREFIX[direction]
         if direction in alone:
             made[f"{prefix}_values"] = made[f"{prefix}_codes"]

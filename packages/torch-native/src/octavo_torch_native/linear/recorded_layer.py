@@ -70,7 +70,7 @@ class RecordedLayer:
         self._sides = request.n, request.k, request.groups
         self._y_dtype = DTYPES[request.out_dtype]
         self._dtypes = {gemm: DTYPES[plan.request.out_dtype] for gemm, plan in gemms.items()}
-        valued = planes_of_values(gemms, quantizers)
+        valued = planes_of_values(quantizers)
         specs = {
             operand: QuantizeSpec(plan.request.quantizer, operand, _layouts(operand, plan.request.layouts, valued))
             for operand, plan in quantizers.items()

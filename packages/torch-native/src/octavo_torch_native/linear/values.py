@@ -13,9 +13,9 @@ from typing import Any
 
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
-from octavo_native.values import multiplies_values, writes_values
-from octavo_registry.contract import GemmRequest, Plan, QuantizeRequest, gemm_form
+from octavo_registry.contract import Plan, QuantizeRequest, gemm_form
 from octavo_torch_native.gemm.spec import GemmSpec
+from octavo_torch_native.quantizers.values import valued_directions
 
 PlaneName = tuple[Operand, Direction]
 
@@ -25,22 +25,13 @@ READ_AT_ONCE: frozenset[PlaneName] = frozenset(
 """The planes that are read in the pass that writes them."""
 
 
-def planes_of_values(
-    gemms: Mapping[Gemm, Plan[GemmRequest, Any]], quantizers: Mapping[Operand, Plan[QuantizeRequest, Any]]
-) -> frozenset[PlaneName]:
+def planes_of_values(quantizers: Mapping[Operand, Plan[QuantizeRequest, Any]]) -> frozenset[PlaneName]:
     """The planes that hold values: none, unless the layer's products are emulated and its quantizers write values."""
-    fprop = gemms["fprop"].request
-    dtypes = {"x": fprop.in_dtype, "w": fprop.in_dtype, "dy": fprop.out_dtype}
-    if not multiplies_values(fprop.device):
-        return frozenset()
-    specs = {operand: plan.request.quantizer for operand, plan in quantizers.items()}
-    return frozenset(
+    return READ_AT_ONCE & {
         (operand, direction)
-        for operand, direction in READ_AT_ONCE
-        if operand in specs
-        and direction in specs[operand].directions
-        and writes_values(specs[operand], direction, dtypes[operand])
-    )
+        for operand, plan in quantizers.items()
+        for direction in valued_directions(plan.request, of_array=True)
+    }
 
 
 def reading_values(gemm: Gemm, spec: GemmSpec, valued: frozenset[PlaneName]) -> GemmSpec:

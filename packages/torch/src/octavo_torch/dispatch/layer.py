@@ -334,6 +334,8 @@ class Layer:
                 row, column = self._as_it_lies(row, column)
             named: tuple[tuple[Direction, bool], ...] = (("rowwise", row), ("columnwise", column))
             at_once[operand] = frozenset(direction for direction, read in named if read)
+        if at_once == self.at_once:
+            return self
         layer = self._composed()
         layer.at_once = at_once
         layer._set_quantizers()

@@ -292,10 +292,8 @@ class _Backward:
             self._multiply_w2(self.dy_of_w2)
         if dh.bias is not None and call.block:
             self.found["bias1"] = from_halves(dh.bias, call.block)
-        read = [dh.codes if quantized else dh.h for quantized in (fc1.quantized_dgrad, fc1.quantized_wgrad)]
+        self._set_read(dh.codes if fc1.quantized_dgrad else dh.h, dh.codes if fc1.quantized_wgrad else dh.h)
         del dh
-        self._set_read(*read)
-        del read
         self._multiply_x()
         self._multiply_w1()
 

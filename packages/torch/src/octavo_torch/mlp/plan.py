@@ -51,9 +51,11 @@ def read_at_once(*, waits: bool) -> dict[Operand, Planes]:
     return {"x": (True, False), "w": (True, False), "dy": (True, not waits)}
 
 
-def read_at_once_again(*, waits: bool) -> dict[Operand, Planes]:
-    """The same in a backward that quantizes x, the activation and the weights again, for their gradients."""
-    return {"x": (False, not waits), "w": (False, True), "dy": (True, not waits)}
+def read_at_once_again(first: Mapping[Operand, Planes]) -> dict[Operand, Planes]:
+    """The same in a backward that quantizes x, the activation and the weights again, for their gradients, where `first`
+    are those of the whole layer: columns of x wait where those of dy do, for the weight's gradient."""
+    _, of_wgrad = first["dy"]
+    return {**first, "x": (False, of_wgrad), "w": (False, True)}
 
 
 class MlpPlan:
@@ -67,7 +69,6 @@ class MlpPlan:
     recorder    writes down the launches of a pass; None where backends are several, or the one has none, or a pass does
                 more than to launch: draws seeds, or computes an activation by torch's operations
     calls       the passes of calls that are written down
-    waits       see Needed
     at_once     the planes that are read in the pass that quantizes them, of both layers
     """
 
@@ -84,7 +85,6 @@ class MlpPlan:
         "prepare",
         "recipe",
         "recorder",
-        "waits",
     )
 
     def __init__(
@@ -93,13 +93,10 @@ class MlpPlan:
         activation: Activation,
         fc1: Layer,
         fc2: Layer,
-        waits: bool = False,
-        at_once: Mapping[Operand, Planes] | None = None,
+        at_once: Mapping[Operand, Planes],
     ) -> None:
-        self.recipe, self.activation, self.waits = recipe, activation, waits
-        self.at_once = read_at_once(waits=waits) if at_once is None else at_once
-        self.fc1, self.fc2 = fc1.reading_at_once(self.at_once), fc2.reading_at_once(self.at_once)
-        fc1, fc2 = self.fc1, self.fc2
+        self.recipe, self.activation, self.at_once = recipe, activation, at_once
+        self.fc1, self.fc2 = fc1, fc2 = fc1.reading_at_once(at_once), fc2.reading_at_once(at_once)
         self.act = activation_quantizer(fc2, activation)
         self.dact = gradient_quantizer(fc1, activation)
         fused = [part.plan.prepare for part in (self.act, self.dact) if part.plan]
@@ -138,7 +135,7 @@ class MlpPlan:
 
     def _of(self, fc1: Layer, fc2: Layer) -> MlpPlan:
         """This plan with these layers in the place of its own."""
-        return MlpPlan(self.recipe, self.activation, fc1, fc2, self.waits, self.at_once)
+        return MlpPlan(self.recipe, self.activation, fc1, fc2, self.at_once)
 
     @property
     def fused(self) -> dict[str, Fused]:
@@ -196,6 +193,6 @@ def mlp_plan_for(
         inner = recipe if recipe.output_dtype in (None, DTYPE_NAMES[x.dtype]) else with_output_dtype(recipe, None)
         fc1 = layer_for(inner, x, w1, at_host, needed.x, needed.w1, backend, graph_safe)
         fc2 = layer_for(recipe, x, w2, at_host, needed.between, needed.w2, backend, graph_safe)
-        return MlpPlan(recipe, activation, fc1, fc2, needed.waits)
+        return MlpPlan(recipe, activation, fc1, fc2, read_at_once(waits=needed.waits))
 
     return _plans.get(key, resolve, recipe)

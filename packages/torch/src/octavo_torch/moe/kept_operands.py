@@ -106,8 +106,10 @@ class KeptOperands:
         values = TokenRows(dy, *self.places)
         of_dgrad: Rows = values
         of_wgrad: Rows = values
-        columns = None if once is None or once.columns is None else once.columns.bound.of_tokens
-        of_tokens = layer.of_tokens.get("dy") if once is None else columns
+        if once is None:
+            of_tokens = layer.of_tokens.get("dy")
+        else:
+            of_tokens = None if once.columns is None else once.columns.bound.of_tokens
         if of_tokens is not None:
             codes = quantize_tokens(call, of_tokens, "dy", dy, self.places, seed)
             of_dgrad = codes if layer.quantized_dgrad else values

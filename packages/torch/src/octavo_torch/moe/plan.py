@@ -80,7 +80,7 @@ class MoePlan:
         at_once = {**full.at_once, "w": (not keeps_for_fprop, False)}
         self.forward = _narrowed(full, {"x": (True, keep_rows), "w": (True, keep_weights)}, at_once)
         again: dict[Operand, Planes] = {"x": (False, not keep_rows), "w": (False, not keep_weights)}
-        self.backward = _narrowed(full, again, read_at_once_again(waits=full.waits))
+        self.backward = _narrowed(full, again, read_at_once_again(full.at_once))
         self.hidden = hidden
         fc1, fc2 = self.forward.fc1, self.forward.fc2
         fc1_again = self.backward.fc1
@@ -129,7 +129,7 @@ def _dy_once(fc2: Layer) -> DyOnce | None:
 
 def _narrowed(full: MlpPlan, planes: dict[Operand, Planes], at_once: Mapping[Operand, Planes]) -> MlpPlan:
     fc1, fc2 = full.fc1.with_planes(planes), full.fc2.with_planes(planes)
-    return MlpPlan(full.recipe, full.activation, fc1, fc2, full.waits, at_once)
+    return MlpPlan(full.recipe, full.activation, fc1, fc2, at_once)
 
 
 _plans: Memo[MoePlan] = Memo()

@@ -3,7 +3,7 @@ bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -86,7 +86,7 @@ class Layer:
 
     def assert_forms(self, operand: Operand, codes: Any, forms: TwoForms[Any], what: str) -> None:
         """Each GEMM that reads a plane of the operand has the bits that it has on `codes`."""
-        again, what = forms.multiply(forms.codes), f" in two forms{what}, which is"
+        again = forms.multiply(forms.codes)
         for direction in self.specs[operand].directions:
             tensors = {
                 "codes": forms.codes,
@@ -94,8 +94,8 @@ class Layer:
                 "multiply(codes)": again,
                 f"multiply of the {direction} plane": forms.multiply(self._alone(forms.codes, direction)),
             }
-            for form, tensor in tensors.items():
-                self.assert_product(operand, direction, codes, tensor, f"{what} {form}")
+            named = {f" in two forms{what}, which is {form}": tensor for form, tensor in tensors.items()}
+            self.assert_products(operand, direction, codes, named)
 
     def assert_multiplied(self, operand: Operand, bound: Any, codes: Any, make: Callable[[Any], Any], what: str) -> int:
         """So it has on what `make` makes by the answers of `bound.multiplied`, for each set of directions. Returns how
@@ -103,18 +103,21 @@ class Layer:
         directions = self.specs[operand].directions
         sets = {frozenset(directions), *(frozenset({direction}) for direction in directions)}
         answers = {each: bound.multiplied(each) for each in sets} if bound.multiplied is not None else {}
-        for chosen, answer in answers.items():
-            tensor = make(answer)
-            for direction in directions:
-                form = f"{what}, whose {' and '.join(sorted(chosen))} planes are multiplied"
-                self.assert_product(operand, direction, codes, tensor, form)
+        tensors = {
+            f"{what}, whose {' and '.join(sorted(chosen))} planes are multiplied": make(answer)
+            for chosen, answer in answers.items()
+        }
+        for direction in directions:
+            self.assert_products(operand, direction, codes, tensors)
         return len(answers)
 
-    def assert_product(self, operand: Operand, direction: Direction, codes: Any, tensor: Any, what: str) -> None:
-        """The GEMM that reads this plane has the bits on `tensor` that it has on `codes`."""
+    def assert_products(self, operand: Operand, direction: Direction, codes: Any, tensors: Mapping[str, Any]) -> None:
+        """The GEMM that reads this plane has the bits on each of `tensors`, by what it is, that it has on `codes`."""
         gemm = readers(operand, "nk")[DIRECTIONS.index(direction)]
-        if gemm in self._gemms:
-            expected = self._product(gemm, operand, codes)
+        if gemm not in self._gemms:
+            return
+        expected = self._product(gemm, operand, codes)
+        for what, tensor in tensors.items():
             assert_same_bits(self._product(gemm, operand, tensor), expected, f"{gemm} of {operand}{what}")
 
     def _product(self, gemm: Gemm, operand: Operand, tensor: Any) -> Array:
