@@ -78,27 +78,40 @@ def measure(call: Callable[[], Tensor], leaves: list[Tensor], dy: Tensor) -> tup
 
 
 def step_times(
-    ways: Mapping[str, tuple[Callable[[], Tensor], list[Tensor]]], dy: Tensor, turns: int, warm: int
+    ways: Mapping[str, tuple[Callable[[], Tensor], list[Tensor]]],
+    dy: Tensor,
+    turns: int,
+    warm: int,
+    queued_before: Callable[[], object] = lambda: None,
 ) -> dict[str, dict[str, float]]:
-    """Median milliseconds of the forward and of the step of each way, a call and its leaves, in turns."""
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    """Median milliseconds of the forward and of the step of each way, a call and its leaves, in turns.
+
+    queued_before   work for the GPU in front of each call, while which the host can queue the call
+    host_ms         how long the host takes to queue a step
+    """
+    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for turn in range(turns):
         for name in (list(ways)[at] for at in turn_order(len(ways), turn)):
             call, leaves = ways[name]
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            queued_before()
+            begun = time.perf_counter()
             marks[0].record()
             y = call()
             marks[1].record()
             torch.autograd.grad(y, leaves, dy)
             marks[2].record()
+            host = (time.perf_counter() - begun) * 1e3
             torch.cuda.synchronize()
-            times[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2])))
+            times[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2]), host))
             del y
-    medians: dict[str, dict[str, float]] = {}
-    for name, runs in times.items():
-        forward, step = (statistics.median(each) for each in zip(*runs[warm:], strict=True))
-        medians[name] = {"forward_ms": forward, "step_ms": step}
-    return medians
+    return {
+        name: {
+            column: round(statistics.median(each), 4)
+            for column, each in zip(("forward_ms", "step_ms", "host_ms"), zip(*runs[warm:], strict=True), strict=True)
+        }
+        for name, runs in times.items()
+    }
 
 
 def predicted(recipe: octavo.Recipe, shape: ot.MoeShape, form: str, weight_codes: str) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -25,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 from layers import MOE
-from moe_forms import measure
+from moe_forms import measure, step_times
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -111,33 +110,10 @@ def ways_of(given: dict[str, Tensor], sonic: Any) -> Iterator[tuple[str, Way]]:
         yield f"octavo {label}, {form}, codes given", (partial(block, **codes), of_all)
 
 
-def times_of(ways: Mapping[str, Way], dy: Tensor) -> dict[str, dict[str, float]]:
-    """Medians of TURNS turns."""
-    filler = torch.randn(8192, 8192, device="cuda").bfloat16()
-    times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
-    for _ in range(TURNS):
-        for name, (call, leaves) in ways.items():
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-            for _ in range(3):
-                torch.mm(filler, filler)
-            begun = time.perf_counter()
-            marks[0].record()
-            y = call()
-            marks[1].record()
-            torch.autograd.grad(y, leaves, dy)
-            marks[2].record()
-            host = (time.perf_counter() - begun) * 1e3
-            torch.cuda.synchronize()
-            times[name].append((marks[0].elapsed_time(marks[1]), marks[0].elapsed_time(marks[2]), host))
-            del y
-    columns = ("forward_ms", "step_ms", "host_ms")
-    return {
-        name: {
-            column: round(statistics.median(values), 4)
-            for column, values in zip(columns, zip(*each[WARM:], strict=True), strict=True)
-        }
-        for name, each in times.items()
-    }
+def _queue_products(filler: Tensor) -> None:
+    """Work of some milliseconds, longer than the host takes to queue a step."""
+    for _ in range(3):
+        torch.mm(filler, filler)
 
 
 def rows_of(label: str, sonic: Any) -> list[dict[str, Any]]:
@@ -164,7 +140,8 @@ def rows_of(label: str, sonic: Any) -> list[dict[str, Any]]:
         del results
     del expected
     torch.cuda.empty_cache()
-    times = times_of(ways, given["dy"])
+    filler = torch.randn(8192, 8192, device="cuda").bfloat16()
+    times = step_times(ways, given["dy"], TURNS, WARM, partial(_queue_products, filler))
     base = times[SONIC if sonic is not None else TORCH]["step_ms"]
     return [
         {"shape": label, "way": name, **row, **times[name], "of_peer": round(times[name]["step_ms"] / base, 3)}
