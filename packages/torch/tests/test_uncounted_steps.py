@@ -69,3 +69,22 @@ def test_scales_that_nobody_computes_are_noticed(rng: object) -> None:
 
     with pytest.warns(UserWarning, match="has recorded amax over 8 changes of its weight"):
         steps()
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8-delayed"])
+def test_watched_weights_can_be_swapped(recipe: str, rng: object) -> None:
+    """A module that has made steps is converted, and loads a checkpoint, where torch swaps tensors for both: it refuses
+    to swap a tensor that something refers to weakly."""
+    made = layer(recipe=recipe)
+    optimizer = FUSED["AdamW"](made.parameters())
+    made.quantize_weight()
+    for _ in range(2):
+        made(torch.randn(9, K), SIZES).sum().backward()
+        optimizer.step()
+    values = {name: value.clone() for name, value in made.state_dict().items()}
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        made.double().float().load_state_dict(values)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert all(torch.equal(value, values[name]) for name, value in made.state_dict().items())

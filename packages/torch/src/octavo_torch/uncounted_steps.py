@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
-_versions = WeakTensorKeyDictionary()
-"""The version of each watched tensor after its optimizer's last step. Other tensors are left alone."""
+_SEEN = "_octavo_seen_version"
+"""The attribute of each watched tensor that holds its version after its optimizer's last step. A dictionary would refer
+to the tensors weakly, and torch.utils.swap_tensors, which modules use for conversions after
+`torch.__future__.set_swap_module_params_on_conversion(True)`, refuses tensors that something refers to weakly."""
 
 _hooked = False
 
@@ -28,7 +29,7 @@ def watch(tensors: Iterable[Tensor]) -> None:
     global _hooked
     for value in tensors:
         if not value.is_inference():  # a tensor of inference mode has no version
-            _versions[value] = value._version
+            setattr(value, _SEEN, value._version)
     if not _hooked:
         _hooked = True
         register_optimizer_step_post_hook(_count)
@@ -39,10 +40,9 @@ def _count(optimizer: Optimizer, *_: object) -> None:
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if parameter.grad is not None and parameter in _versions
+        if parameter.grad is not None and hasattr(parameter, _SEEN)
     ]
-    unseen = [parameter for parameter in stepped if parameter._version == _versions[parameter]]
+    unseen = [parameter for parameter in stepped if parameter._version == getattr(parameter, _SEEN)]
     if unseen:
         torch.autograd.graph.increment_version(unseen)
-    for parameter in stepped:
-        _versions[parameter] = parameter._version
+    watch(stepped)
