@@ -13,9 +13,9 @@ the first on, for a tool that is too slow for all of them in one run.
 
 What is run is every scaling and format, row, column and both planes, both layouts, three dtypes, ragged and stacked
 operands, MXFP4 and rounding to it, every prologue, dequantize, convert, swizzle, pack and plan, halves that take turns,
-moved rows, routers, AdamW's steps, and every tile of every GEMM, on values whose sums are exact in any order; shapes,
-sizes and dtypes take turns rather than being multiplied out, so that a tool is done in seconds. Sizes hold empty
-groups, tails, and values that are negative, past the rows or near the ends of int64.
+moved rows, routers, AdamW's steps, states of delayed scaling, and every tile of every GEMM, on values whose sums are
+exact in any order; shapes, sizes and dtypes take turns rather than being multiplied out, so that a tool is done in
+seconds. Sizes hold empty groups, tails, and values that are negative, past the rows or near the ends of int64.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ PARTS: dict[str, Callable[[Comparison], None]] = {
     "moves": rearranged.moves,
     "routers": training.routers,
     "optimizers": training.optimizers,
+    "states": training.states,
     "gemms": training.gemms,
 }
 """What can be run alone, in the order in which everything runs."""

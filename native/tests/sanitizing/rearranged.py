@@ -6,8 +6,9 @@ import itertools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from move_calls import CASES, draw_index, draw_rows, route
+from move_calls import CASES, draw_index, draw_rows, poisoned, route, stream
 from problems import DTYPES, SIZES, Place, Shape, address, filled
 from sanitizing.comparison import Comparison
 from torch import Tensor
@@ -25,6 +26,22 @@ def plans(check: Comparison) -> None:
             made = [shape.plan(place, wide) for place in (check.place, check.reference)]
             ours, theirs = (value.cpu().numpy().view(np.uint8) for value in made)
             check.same(f"plan of {len(sizes)} groups {sizes[:8]}", ours, theirs)
+            what = f"sizes of {len(sizes)} groups that fit {sizes[:8]}"
+            check.same(what, *(_bounded(place, sizes, shape.rows, wide) for place in (check.place, check.reference)))
+
+
+def _bounded(place: Place, sizes: tuple[int, ...], rows: int, wide: bool) -> npt.NDArray[np.uint8]:
+    """The sizes that a plan writes beside itself, with a status whose bit is set where they are others."""
+    dtype = torch.int64 if wide else torch.int32
+    given = torch.tensor(sizes).clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype).to(place.device)
+    fitting = poisoned((len(sizes),), torch.int64, place)
+    words = poisoned((native.plan_words(rows, len(sizes)),), torch.int64, place)
+    status = torch.zeros(1, dtype=torch.int32, device=place.device)
+    native.plan(
+        cuda=place.cuda, sizes=address(given), sizes_are_64=wide, groups=len(sizes), rows=rows, plan=address(words),
+        status=address(status), bounded=address(fitting), stream=stream(place),
+    )  # fmt: skip
+    return torch.cat([fitting, status.long()]).cpu().numpy().view(np.uint8)
 
 
 def reshuffles(check: Comparison) -> None:

@@ -1,9 +1,10 @@
-"""Routers, optimizers and GEMMs."""
+"""Routers, optimizers, states of delayed scaling, and GEMMs."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -86,6 +87,41 @@ def optimizers(check: Comparison) -> None:
         check.faults += [f"{name} of AdamW {shape} {master} {bits}" for name in wrong]
         values = replace(run, values=BF16)
         check.faults += [f"{name} of AdamW {shape}" for name in same(step(*arrays, values), define(*arrays, values))]
+
+
+def states(check: Comparison) -> None:
+    """Amaxes that are recorded and the scales of the next step, of one group to more than a CTA has threads."""
+    kinds = itertools.product((1, 7, 300), (2, 257, 1024), (False, True), (False, True))
+    for groups, slots, most_recent, reduce in kinds:
+        history = torch.exp(torch.randn(3, slots, groups, generator=check.draw) * 8)
+        amax, reduced = (torch.exp(torch.randn(3, groups, generator=check.draw) * 8) for _ in range(2))
+        amax[0, 0], reduced[-1, -1], history[1, :, -1] = torch.nan, torch.inf, 0
+        run = partial(_stepped, (history, amax, reduced if reduce else None), most_recent)
+        what = f"delayed scaling of {groups} groups, {slots} slots"
+        made = check.both(what, run)
+        if made is not None:
+            for name, ours, theirs in zip(("history", "scales"), *made, strict=True):
+                check.same(f"{name} of {what}", ours.view(torch.uint8).numpy(), theirs.view(torch.uint8).numpy())
+
+
+def _stepped(given: tuple[Tensor, Tensor, Tensor | None], most_recent: bool, place: Place) -> list[Tensor]:
+    """History and scales after a step that records `amax`, those of all ranks beside it or not."""
+    history, amax, reduced = (None if value is None else value.to(place.device, copy=True) for value in given)
+    assert history is not None
+    operands, slots, groups = history.shape
+    scale = torch.ones(operands, groups, device=place.device)
+    common = {
+        "cuda": place.cuda, "stream": stream(place), "history": address(history), "slots": slots, "groups": groups
+    }  # fmt: skip
+    native.record_amax(amax=address(amax), operands=operands, **common)
+    native.update_scales(
+        scale=address(scale),
+        maxima=[448.0, 448.0, 57344.0],
+        most_recent=most_recent,
+        reduced=address(reduced),
+        **common,
+    )
+    return [history.cpu(), scale.cpu()]
 
 
 def gemms(check: Comparison) -> None:
