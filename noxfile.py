@@ -156,19 +156,22 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def third_party(session: nox.Session) -> None:
-    """A plugin made from the template, out of the tree, installed from wheels with all it needs, through the suite."""
+    """Plugins made from the templates, out of the tree, installed from wheels with all they need, through the suite."""
     folder = Path(session.create_tmp()).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     session.install("uv")
-    needed = closure(["octavo", "octavo-torch", "octavo-conformance"])
+    needed = closure(["octavo", "octavo-torch", "octavo-jax", "octavo-conformance"])
     build(session, folder / "dist", *(DIRECTORIES[name] for name in needed))
     session.install("-c", "constraints.txt", *map(str, sorted((folder / "dist").glob("*.whl"))))
+    plugins = {"zenith": "torch", "nadir": "jax"}
     with session.chdir(folder):
-        session.run("octavo", "new", "zenith")
-        build(session, folder / "plugin", "zenith-octavo")
-        session.install(*map(str, (folder / "plugin").glob("*.whl")))
-        settings = settings_of_tests(session, "as users have it") | share_bytecode(session)
-        session.run("octavo", "conform", "zenith", *session.posargs, env=settings)
+        for name, framework in plugins.items():
+            session.run("octavo", "new", name, "--framework", framework)
+        build(session, folder / "plugins", *(f"{name}-octavo" for name in plugins))
+        session.install(*map(str, (folder / "plugins").glob("*.whl")))
+        settings = settings_of_tests(session, "in a hurry") | share_bytecode(session)
+        for name in plugins:
+            session.run("octavo", "conform", name, *session.posargs, env=settings)
 
 
 @nox.session

@@ -33,7 +33,7 @@ def _checks() -> dict[str, bool]:
     """Every session that a change must pass, in the order of their start, and whether it needs the native wheel."""
     everything = list(DIRECTORIES)
     installed = {"native": [], "lint": [], "types": everything, "docs": everything, "integration": everything}
-    installed |= {"adapters": ["octavo", "octavo-jax", "octavo-torch"], "third_party": ["octavo", "octavo-torch"]}
+    installed |= {name: ["octavo", "octavo-jax", "octavo-torch"] for name in ("adapters", "third_party")}
     installed |= {f"tests({name})": [name, *ours(list(needed_by_tests(name)))] for name in everything}
     # torch-triton-interpreter runs the same kernels through the suite
     suites = {backend: owner for backend, owner in BACKENDS.items() if backend != "jax-triton-interpreter"}

@@ -12,7 +12,7 @@ import pytest
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
-_RUN = "import typer; from octavo_conformance.command import conform; typer.run(conform)"
+_RUN = "from octavo_registry.cli import main; main()"
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def command(plugins_environment: dict[str, str]) -> Command:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", _RUN, *arguments],
+            [sys.executable, "-c", _RUN, "conform", *arguments],
             capture_output=True,
             text=True,
             check=False,
@@ -74,23 +74,21 @@ def test_quiet_names_each_failure_beside_its_message(command: Command) -> None:
 def test_bad_input_is_2(command: Command) -> None:
     """An unknown backend, a report of no known kind, and an expression that matches nothing."""
     unknown = command("no-such", "--json")
-    assert unknown.returncode == 2
-    assert unknown.stdout == ""
-    assert unknown.stderr.startswith("octavo: backend 'no-such' is not installed; installed backends: ")
-    assert unknown.stderr.count("\n") == 1
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    error = json.loads(unknown.stderr)["error"]  # as every command says it, so that a script reads one format
+    assert (error["type"], error["exit_code"]) == ("BadInput", 2)
+    assert error["message"].startswith("backend 'no-such' is not installed; installed backends: ")
     report = command("numpy-honest", "--report", "r.txt")
     assert report.returncode == 2
     assert report.stderr.startswith("octavo: --report "), report.stderr  # the option as it was given
     nothing = command("numpy-honest", "-k", "no_such_test")
     assert nothing.returncode == 2
-    assert "no test matches -k 'no_such_test'" in nothing.stderr
+    assert nothing.stderr == "octavo: -k is 'no_such_test', which no test matches; leave it out to run all\n"
 
 
-def test_a_report_that_cannot_be_written_is_one_line(plugins_environment: dict[str, str]) -> None:
+def test_a_report_that_cannot_be_written_is_one_line(command: Command) -> None:
     """Before any test runs, and not a traceback after all of them."""
-    code = "from octavo_registry.cli import main; main()"
-    command = [sys.executable, "-c", code, "conform", "numpy-honest", "--report", "/proc/r.json"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=plugins_environment)
+    run = command("numpy-honest", "--report", "/proc/r.json")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("octavo: --report /proc/r.json: nothing can be written in /proc")
     assert run.stderr.count("\n") == 1

@@ -152,6 +152,10 @@ FAULTS: dict[str, Planted] = {
     "other-sizes": Planted({BITS}, {PRODUCT}, "row"),
     "writes-fused": Planted({ACT, GRADIENT, NORM}, {BITS, WRITES_X}, SWIGLU),
     "unwanted": Planted({GRADIENT, NORM, VALUES}, {ACT, BITS}, SWIGLU),
+    "writes-before": Planted({OUT, RECORDED, STEPS, ROWS}, {PRODUCT, BITS}, "block or delayed or bf16"),
+    "writes-behind": Planted(
+        {SUMS, NEXT_SCALES, SCALED, INTERLEAVED_AGAIN}, {PRODUCT, BITS}, "block or mxfp8 or delayed or bf16"
+    ),
     "syncs": Planted({GEMM_READS, QUANTIZE_READS}, {BITS, EMPTY, ZERO_TAIL}, "block"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,6 +144,16 @@ def test_version(run: Any) -> None:
     assert f"octavo-registry {octavo_registry.__version__}" in lines
     assert {"octavo-core", "octavo-registry"} <= {line.split()[0] for line in lines}
     assert all(re.fullmatch(r"octavo[a-z-]* \d[\w.+]*", line) for line in lines)
+
+
+def test_version_is_that_of_the_package_that_runs(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of two on the path Python imports the first, such as a clone's in front of an installed one."""
+    for version in ("2.0", "1.0"):
+        info = tmp_path / version / f"octavo_twice-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: octavo-twice\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(str(info.parent))
+    assert [line for line in run("--version").out.splitlines() if "twice" in line] == ["octavo-twice 1.0"]
 
 
 def test_ctrl_c_is_a_line_and_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

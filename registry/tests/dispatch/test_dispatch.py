@@ -7,6 +7,7 @@ import itertools
 import logging
 import random
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -179,6 +180,34 @@ def test_whatever_a_backend_answers_the_next_one_serves(fakes: Any, case: str) -
     assert plan.decisions[0].verdict == verdict
     assert reason in plan.decisions[0].reason
     assert registry.explain(fakes.request()) == plan.decisions
+
+
+@dataclass
+class _Compared:
+    """A function of a class that compares its objects, which therefore have no hash."""
+
+    tile: int
+
+    def __call__(self, *operands: Any, **more: Any) -> None: ...
+
+
+@pytest.mark.parametrize("part", ["run", "limited"])
+def test_functions_for_jax_have_a_hash(fakes: Any, part: str) -> None:
+    """JAX finds programs by the functions in them. Without a hash a call ended in a TypeError that named no backend;
+    PyTorch needs none."""
+    parts: dict[str, Any] = {"run": print, part: _Compared(128)}
+    for framework, chosen in ("jax", "b"), ("torch", "a"):
+        rows = [fakes.row(framework=framework)]
+        first = fakes.plugin("a", fakes.Backend(BoundFprop(**parts)), priority=9, rows=rows)
+        plan = fakes.registry(first, fakes.plugin("b", rows=rows)).plan(fakes.request(framework=framework))
+        assert plan.backend == chosen
+        if chosen == "b":
+            assert plan.decisions[0].verdict == "broken"
+            assert plan.decisions[0].reason == (
+                f"bind returned a BoundFprop whose `{part}` is of type _Compared; give a function with a hash, by "
+                "which JAX finds its programs: a class that defines __eq__ needs __hash__, too, and a dataclass "
+                "eq=False or frozen=True"
+            )
 
 
 def test_a_backend_without_the_methods_is_broken(fakes: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 PASSED, FAILED, BAD_INPUT = 0, 1, 2
-_USAGE_ERROR = 4
+_USAGE_ERROR, _NO_TEST = 4, 5
 _BY_USAGE_ERROR = "ERROR: "
-_BY_PYTEST = {0: PASSED, 1: FAILED, _USAGE_ERROR: BAD_INPUT, 5: BAD_INPUT}
-"""pytest's exit codes; 5 is no test selected. The others are faults of the run itself."""
+_BY_PYTEST = {0: PASSED, 1: FAILED, _USAGE_ERROR: BAD_INPUT}
+"""pytest's exit codes of a run in which a test was selected. The others are faults of the run itself."""
 
 
 def conform(
@@ -40,7 +40,8 @@ def conform(
     Exits with 0 when everything declared has run and works, 1 when something fails or never ran, 2 when the input is
     wrong.
     """
-    from octavo_registry.cli.files import check_writable  # here: `octavo --help` imports this module
+    from octavo_registry.cli.errors import BadInput  # here: `octavo --help` imports this module
+    from octavo_registry.cli.files import check_writable
 
     for path in report or ():
         check_writable("--report", path, f"report{path.suffix or '.json'}")
@@ -55,23 +56,26 @@ def conform(
             text=True,
         )
         code = _BY_PYTEST.get(run.returncode, FAILED)
+        if run.returncode == _NO_TEST:
+            raise BadInput(f"-k is {expression!r}, which no test matches; leave it out to run all")
+        wrong = _wrong_input(run.returncode, run.stderr)
+        if wrong is not None:
+            raise BadInput(wrong)
         if as_json and printed.exists():
             typer.echo(printed.read_text(encoding="utf-8"), nl=False)
         elif as_json:
             typer.echo(run.stdout.strip(), err=True, nl=bool(run.stdout.strip()))
             code = code or FAILED
-        typer.echo(_told(run.returncode, run.stderr), err=True, nl=False)
-        if run.returncode == 5:
-            typer.echo(f"no test matches -k {expression!r}; leave -k out to run all", err=True)
+        typer.echo(run.stderr, err=True, nl=False)
     raise typer.Exit(code)
 
 
-def _told(returncode: int, text: str) -> str:
-    """What pytest has written of its run, as Octavo's own line where the input was wrong."""
+def _wrong_input(returncode: int, text: str) -> str | None:
+    """What pytest has written of wrong input, with the command's options for its own; None where it is no sentence."""
     sentence = text.strip()
     if returncode != _USAGE_ERROR or not sentence.startswith(_BY_USAGE_ERROR) or "\n" in sentence:
-        return text
-    return f"octavo: {re.sub('^--octavo-', '--', sentence.removeprefix(_BY_USAGE_ERROR))}\n"
+        return None
+    return re.sub("^--octavo-", "--", sentence.removeprefix(_BY_USAGE_ERROR))
 
 
 def _shown(skips: bool, exit_first: bool, verbose: bool, quiet: bool) -> list[str]:

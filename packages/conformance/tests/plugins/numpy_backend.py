@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy_around import write_around
 from numpy_delayed import record_in_place, update_in_place
 from numpy_forms import Multiplied, with_two_forms
 from numpy_fused import act_quantize, act_values, dact_quantize, dact_values, norm_quantize
@@ -171,6 +172,7 @@ class NumpyBackend(Backend):
             for name in PLANES:
                 if getattr(out, name) is not None:
                     getattr(out, name)[...] = getattr(made, name)
+                    write_around(self.fault, getattr(out, name))
             if amax is not None:
                 amax[...] = amax_of(w)
 
@@ -295,6 +297,7 @@ class NumpyBackend(Backend):
         if out is None or self.fault == "returns-alone":
             return result
         out[...] = result
+        write_around(self.fault, out)
         return out
 
     def _by_rows(self, request: Request, rows: Any, matrices: Any, sizes: Any, start: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy_around import write_around
 
 from octavo.formats import FORMAT_MAX
 from octavo_numerics import DelayedState, record_amax, update_delayed
@@ -18,6 +19,7 @@ def record_in_place(fault: str | None, amax: Any, history: Any, /) -> None:
         np.maximum(history[0], amax, out=history[0])
         return
     history[...] = record_amax(DelayedState(history, np.ones_like(amax)), amax).history
+    write_around(fault, history)
 
 
 def update_in_place(
@@ -33,5 +35,6 @@ def update_in_place(
             reduced_amax=None if reduced is None else reduced[operand],
         )
         history[operand], scale[operand] = after.history, after.scale
+    write_around(fault, scale)
     if fault == "infinite-scales":
         scale[scale == np.finfo(np.float32).max] = np.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy_around import write_around
 
 from octavo_numerics import AdamWRule, AdamWState, BlockState, adamw_step
 from octavo_registry.contract import AdamWArrays, AdamWStepRule
@@ -38,6 +39,7 @@ def step_in_place(fault: str | None, arrays: AdamWArrays[Any], how: AdamWStepRul
             getattr(arrays, f"{name}_tops")[...] = made.tops[above:]
             made = made.codes
         getattr(arrays, name)[...] = made[above:]
+        write_around(fault, getattr(arrays, name))
     if out is not None:
         out[...] = master[above:].astype(out.dtype)
 

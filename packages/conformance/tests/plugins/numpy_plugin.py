@@ -77,6 +77,8 @@ FAULTS = (
     "other-sizes",
     "writes-fused",
     "unwanted",
+    "writes-before",
+    "writes-behind",
 )
 
 ONE_RECIPE = {

@@ -99,7 +99,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        found = {str(each.metadata["Name"]): each.version for each in metadata.distributions()}
+        found: dict[str, str] = {}
+        for each in metadata.distributions():
+            found.setdefault(str(each.metadata["Name"]), each.version)  # of two, Python imports the first
         ours = {name: version for name, version in found.items() if re.match(r"octavo(-|$)", name)}
         for name in sorted(ours):
             typer.echo(f"{name} {ours[name]}")

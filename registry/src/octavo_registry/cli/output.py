@@ -1,9 +1,10 @@
-"""What commands print: Rich tables on a terminal; plain aligned text in a pipe or under NO_COLOR; JSON on request."""
+"""What commands print: Rich tables on a terminal, plain text on one without colours or in a pipe; JSON on request."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from io import TextIOWrapper
@@ -49,10 +50,12 @@ def prepare_streams() -> None:
 
 def fancy() -> bool:
     """True where stdout is a terminal that takes colours: not under NO_COLOR or TERM=dumb, not in a pipe or closed."""
+    return _on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _on_terminal() -> bool:
     stdout: TextIO | None = sys.stdout
-    if stdout is None:
-        return False
-    return stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return stdout is not None and stdout.isatty()
 
 
 def clean(text: object) -> str:
@@ -78,8 +81,12 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
     """
     cells = [[clean(cell) for cell in row] for row in rows]
     if not fancy():
-        print(title)
-        print(table([[name.upper() for name in header], *cells]) if cells else "  none")
+        plain = [name.upper() for name in header]
+        if _on_terminal():
+            print(table_text(title, plain, cells, shutil.get_terminal_size().columns))
+        else:
+            print(title)
+            print(table([plain, *cells]) if cells else "  none")
         return
     from rich.console import Console
     from rich.text import Text
@@ -94,7 +101,7 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def table_text(title: str, header: Sequence[str], rows: Iterable[Sequence[object]], width: int) -> str:
-    """A titled table as plain text whose lines have at most `width` columns, for output that another program prints."""
+    """A titled table as plain text whose lines have at most `width` columns: where they do not fit, blocks of lines."""
     cells = [[clean(cell) for cell in row] for row in rows]
     wanted = sum(max(len(name), *(len(row[i]) for row in cells)) + _GAP for i, name in enumerate(header))
     if not cells or wanted <= width:
@@ -102,7 +109,7 @@ def table_text(title: str, header: Sequence[str], rows: Iterable[Sequence[object
     label = max(map(len, header)) + _GAP
     lines = [title]
     for row in cells:
-        lines.append(f"  {row[0]}")
+        lines += [f"  {part}" for part in wrap(row[0], max(width - 2, 8)) or [""]]
         for name, cell in zip(header[1:], row[1:], strict=True):
             parts = wrap(cell, max(width - label - 4, 8)) if cell else []
             lines += [f"    {name if i == 0 else '':<{label}}{part}" for i, part in enumerate(parts)]

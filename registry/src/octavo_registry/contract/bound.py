@@ -24,6 +24,8 @@ class Bound(Generic[Run_co]):
     layouts  of GEMMs: the layout in which each quantized operand ("x", "w", "dy") must arrive; absent: plain
     note     one clause for people, such as "emulated: bf16 products of dequantized operands"
     prepare  of operations on rows: prepares group sizes for `run`, which takes them as they are, too; None: it does not
+
+    JAX finds its programs by the functions in them, so those of an answer for JAX, each part's, have a hash.
     """
 
     run: Run_co

@@ -22,6 +22,13 @@ from octavo_registry.level4 import bound as level4
 _NOT_LOOKED_AT = ("workspace_bytes",)
 _OPERANDS = tuple(READERS)
 _RAGGED: tuple[Operand, ...] = ("x", "dy")
+_FINDS_PROGRAMS = frozenset({"jax"})
+"""Frameworks that keep a compiled program by the functions in it."""
+
+_HASHED = (
+    "a function with a hash, by which JAX finds its programs: a class that defines __eq__ needs __hash__, too, and a "
+    "dataclass eq=False or frozen=True"
+)
 
 
 def ask_bound(backend: Backend, request: Request) -> Bound[Any]:
@@ -49,6 +56,8 @@ def _checked(answer: Any, request: Request, function: str) -> Bound[Any]:
     for part in fields(answer):
         value = getattr(answer, part.name)
         needed = _needed(part.name, value, request.op)
+        if not needed and callable(value) and request.framework in _FINDS_PROGRAMS and not _has_hash(value):
+            needed = _HASHED
         if needed:
             is_what = f"is {value!r}" if isinstance(value, tuple | Mapping) else f"is of type {type(value).__name__}"
             raise Fault(f"{function} returned a {type(answer).__name__} whose `{part.name}` {is_what}; give {needed}")
@@ -72,6 +81,14 @@ def _needed(part: str, value: object, op: str) -> str:
         known = isinstance(value, tuple) and all(operand in rows for operand in value)
         return "" if known else f"a tuple of operands in {rows}, or ()"
     return "" if part in _NOT_LOOKED_AT or value is None or callable(value) else "a function or None"
+
+
+def _has_hash(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _bind(backend: Backend, request: Request) -> object:

@@ -16,6 +16,7 @@ from octavo.quantizer import Direction, Operand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.quantizer import in_plain_layouts
+from octavo_jax.dispatch.results import codes_of
 from octavo_jax.linear.two_forms import Quantized, kept_form, named, one_plane, read_form
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
@@ -84,9 +85,9 @@ def quantize_operand(
         return named(layer, q, operand), with_amax(history, never_recomputed(amax))
     if history is None:
         run = layer.in_two_forms(plan).run
-        return named(layer, run(x, sizes, **arguments.keywords()), operand), None
+        return named(layer, codes_of(plan, run(x, sizes, **arguments.keywords())), operand), None
     if plan.bound.with_amax is None:
-        q, amax = plan.run(x, sizes, **arguments.keywords()), amax_of(x, sizes)
+        q, amax = codes_of(plan, plan.run(x, sizes, **arguments.keywords())), amax_of(x, sizes)
     else:
         q, amax = plan.bound.with_amax(x, sizes, **arguments.keywords())
     return named(layer, q, operand), with_amax(history, never_recomputed(amax))

@@ -6,6 +6,7 @@ Backward:   dy is quantized once and read by `input_gradient` and `kernel_gradie
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from jax import Array
@@ -15,6 +16,7 @@ from octavo_jax.arithmetic.gemm import bias_products, group_sums
 from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
+from octavo_jax.dispatch.results import product_of
 from octavo_jax.linear.operands import Context, GemmOperand, Rows, gemm_operand, stored_weight
 from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.remat.checkpoint_names import name_array
@@ -81,10 +83,9 @@ def _rows_product(
     assert plan is not None
     if placement is None:
         options = {} if bias is None else bias_arguments(bias, bias_scales)
-        product: Array = plan.run(rows, w, context.group_sizes, **options)
-        return product
+        return product_of(plan, rows, w, context.group_sizes, **options)
     dtype = layer.y_dtype if gemm == "fprop" else layer.x_dtype
-    sharded = ShardedGemm(placement, gemm, plan.run, plan.request.weight, dtype)
+    sharded = ShardedGemm(placement, gemm, partial(product_of, plan), plan.request.weight, dtype)
     return rows_product(sharded, rows, w, context.group_sizes, bias, bias_scales)
 
 
@@ -102,10 +103,10 @@ def kernel_gradient(layer: Layer, x: Rows, dy: Values, dyq: Quantized | None, co
     x = x if isinstance(x, GroupedTensor) else _rows(layer, "wgrad", None, x)
     operands = x, _rows(layer, "wgrad", dyq, dy)
     if placement is None:
-        dw: Array = plan.run(*operands, sizes)
+        dw = product_of(plan, *operands, sizes)
     else:
         weight = layer.plan.fprop.request.weight
-        sharded = ShardedGemm(placement, "wgrad", plan.run, weight, layer.kernel_dtype)
+        sharded = ShardedGemm(placement, "wgrad", partial(product_of, plan), weight, layer.kernel_dtype)
         dw = kernel_product(sharded, *operands, sizes)
     return stored_weight(layer, dw).astype(layer.kernel_dtype)
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.lax import PrecisionLike
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from octavo import Recipe
@@ -44,10 +46,10 @@ def ragged_dot(
     lhs: Array | np.ndarray,
     rhs: Array | np.ndarray,
     group_sizes: GroupSizes,
-    precision: Any = None,
+    precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
     group_offset: Array | None = None,
-    out_sharding: Any = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     *,
     recipe: RecipeLike,
     seed: int | Array | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,7 +88,7 @@ class MeshAxes:
 _model: Any = jax.make_user_context(default_value=None)  # type: ignore[no-untyped-call]
 
 
-def mesh_roles(axes: MeshAxes) -> Any:
+def mesh_roles(axes: MeshAxes) -> AbstractContextManager[None]:
     """A context in which every layer that is given no `sharding` takes `axes`.
 
     It is for one thread, and holds for what is traced in it. A jitted function that is called with other roles than
@@ -98,7 +99,8 @@ def mesh_roles(axes: MeshAxes) -> Any:
     """
     if not isinstance(axes, MeshAxes):
         raise ValueError(f"axes is {axes!r}; give octavo_jax.MeshAxes(ep=..., fsdp=...), which names the mesh axes")
-    return _model(axes)
+    roles: AbstractContextManager[None] = _model(axes)
+    return roles
 
 
 def current_roles() -> MeshAxes | None:

@@ -21,6 +21,7 @@ from octavo_conformance.oracles.checks import (
     blocks_of,
     with_bias,
 )
+from octavo_conformance.oracles.keeping import Surrounded
 from octavo_conformance.problems.case import OPERANDS, Case, Measure
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw_sizes
 from octavo_conformance.problems.operands import (
@@ -99,22 +100,28 @@ def test_a_limit_changes_no_bit(case: Case, rng: Rng) -> None:
 @needs("gemm", selections.gemms)
 def test_halves_of_a_weight_are_interleaved(case: Case, rng: Rng) -> None:
     """`interleave_halves`, where fprop's answer has it, moves every row and no other, and back: gate and up columns of
-    [G, K, 2 F], and rows of [G, 2 F, K], in blocks of one, of some, and of a half."""
+    [G, K, 2 F], and rows of [G, 2 F, K], in blocks of one, of some, and of a half: to a new array, and into one whose
+    surroundings stay as they are."""
     problem = draw_problem(rng, case.dtype)
     bound: Any = _plan(case, problem).bound
     interleave = bound.interleave_halves if isinstance(bound, BoundFprop) else None
     if interleave is None:
         pytest.skip("the answer has no interleave_halves: front ends copy by their framework's operations")
     groups, rows, columns = problem.w.shape
-    half, w = rows // 2, problem.w[:, : rows // 2 * 2]
+    half, w, memory = rows // 2, problem.w[:, : rows // 2 * 2], Surrounded(case)
     for block in (1, next(n for n in range(half // 2, 0, -1) if half % n == 0), half):
         for shape in ((groups, 2 * half, columns), (groups * columns, 2 * half, 1)):
             halves = w.reshape(shape[0], 2, half // block, block, shape[2])
             interleaved = np.ascontiguousarray(halves.swapaxes(1, 2))
-            made = case.numpy(interleave(case.array(halves.reshape(shape)), block, True))
-            assert_same_bits(made, interleaved.reshape(shape), f"interleaved in blocks of {block}")
-            back = case.numpy(interleave(case.array(interleaved.reshape(shape)), block, False))
-            assert_same_bits(back, halves.reshape(shape), f"halves of {block}")
+            for order, given, wanted in (True, halves, interleaved), (False, interleaved, halves):
+                what = f"{'interleaved in blocks' if order else 'halves'} of {block}"
+                value, expected = case.array(given.reshape(shape)), wanted.reshape(shape)
+                assert_same_bits(case.numpy(interleave(value, block, order)), expected, what)
+                if case.writes_arrays:
+                    out = memory.array(np.zeros_like(expected))
+                    interleave(value, block, order, out)
+                    assert_same_bits(case.numpy(out), expected, f"{what}, as out is left")
+    memory.assert_unwritten("interleave_halves")
 
 
 @needs("gemm", selections.mx_gemms, weight="kn")
@@ -245,8 +252,9 @@ def test_all_groups_empty(case: Case, rng: Rng) -> None:
 
 @needs("gemm", selections.mx_wgrads)
 def test_wgrad_accumulates(case: Case, rng: Rng, measure: Measure) -> None:
-    """With `out` and accumulate=True dw is added to it, and an empty group leaves its part untouched to the bit: in
-    fp32, and in the operands' dtype where that is served. A framework whose arrays cannot be written gets the sum."""
+    """With `out` and accumulate=True dw is added to it and to nothing around it, and an empty group leaves its part
+    untouched to the bit: in fp32, and in the operands' dtype where that is served. A framework whose arrays cannot be
+    written gets the sum."""
     problem = draw_problem(rng, case.dtype)
     problem.sizes[int(rng.integers(len(problem.sizes)))] = 0
     _, N, K = problem.w.shape
@@ -267,8 +275,10 @@ def _check_sum(case: Case, rng: Rng, problem: Problem, dtype: Any, measure: Meas
     G, N, K = problem.w.shape
     row = rng.standard_normal((G, N)).astype(DTYPES[dtype])
     start = np.ascontiguousarray(np.broadcast_to(row[:, :, None], (G, N, K)))
-    out = case.array(start.copy())
+    memory = Surrounded(case)
+    out = memory.array(start)
     actual = _run(case, plan, problem, quantized, out=out, accumulate=True)
+    memory.assert_unwritten("wgrad")
     assert actual.dtype == DTYPES[dtype], f"dw is {actual.dtype}, its accumulator {dtype}"
     if case.writes_arrays:
         assert_same_bits(case.numpy(out), actual, "the accumulator, beside what was returned")
@@ -287,13 +297,14 @@ def _check_sum(case: Case, rng: Rng, problem: Problem, dtype: Any, measure: Meas
 
 @needs("gemm", selections.gemms)
 def test_poisoned_out_is_overwritten(case: Case, rng: Rng) -> None:
-    """NaN in `out` changes no bit: tails and empty groups are written too (faults 1, 3, 8, 12). A framework whose
-    arrays cannot be written says so in a ValueError."""
+    """NaN in `out` changes no bit: tails and empty groups are written too (faults 1, 3, 8, 12), and nothing around it
+    is. A framework whose arrays cannot be written says so in a ValueError."""
     problem = draw_problem(rng, case.dtype)
     quantized = _quantized(case, problem)
     plan = _plan(case, problem)
     fresh = _run(case, plan, problem, quantized)
-    poison = case.array(np.full(fresh.shape, np.nan, dtype=fresh.dtype))
+    memory = Surrounded(case)
+    poison = memory.array(np.full(fresh.shape, np.nan, dtype=fresh.dtype))
     try:
         actual = _run(case, plan, problem, quantized, out=poison)
     except ValueError as error:
@@ -302,6 +313,7 @@ def test_poisoned_out_is_overwritten(case: Case, rng: Rng) -> None:
         pytest.skip(f"no out: {error}")
     assert_same_bits(actual, fresh, f"{case.gemm} into a poisoned out")
     assert_same_bits(case.numpy(poison), fresh, "out itself, which callers read")
+    memory.assert_unwritten(case.gemm)
 
 
 def _long_problem(case: Case, rng: Rng, length: int, others: tuple[int, int]) -> Problem:

@@ -11,6 +11,7 @@ import octavo_numerics
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
+from octavo_conformance.oracles.keeping import Surrounded
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng
 from octavo_registry.contract import AdamWArrays, AdamWStepRule
@@ -29,10 +30,18 @@ class Training:
         self.master: Array = rng.standard_normal(shape).astype(DTYPES[case.dtype])
         new = octavo_numerics.init_adamw(shape, state_bits=state_bits)
         self.state = replace(new, step=int(rng.integers(2**20)))
-        self.array = case.array(self.master.copy())
-        self.moments = [held(case, self.state.exp_avg), held(case, self.state.exp_avg_sq)]
-        self.out = None if case.dtype == "bfloat16" else case.array(np.zeros(shape, DTYPES["bfloat16"]))
+        self.hold()
         self.run = case.plan("adamw_step", k=shape[-1], state_bits=state_bits).run
+
+    def hold(self, rows: slice = slice(None)) -> None:
+        """Copies on the device of these rows, beside which a step may write nothing."""
+        self.memory, master = Surrounded(self.case), self.master[rows]
+        self.array = self.memory.array(master)
+        self.moments = [
+            held(self.memory, part_of(moment, rows)) for moment in (self.state.exp_avg, self.state.exp_avg_sq)
+        ]
+        values = np.zeros(master.shape, DTYPES["bfloat16"])
+        self.out = None if self.case.dtype == "bfloat16" else self.memory.array(values)
 
     def gradient(self) -> Array:
         """Another one, of the case's dtype."""
@@ -55,7 +64,8 @@ class Training:
         )
 
     def check(self, rows: slice = slice(None)) -> None:
-        """Equal bits, of these rows of the definition's."""
+        """Equal bits, of these rows of the definition's, and nothing around them is written."""
+        self.memory.assert_unwritten("adamw_step")
         assert_same_bits(self.case.numpy(self.array), self.master[rows], "master")
         for moment, name in zip(self.moments, ("exp_avg", "exp_avg_sq"), strict=True):
             assert_moment(self.case, moment, part_of(getattr(self.state, name), rows), name)
@@ -70,11 +80,11 @@ def part_of(moment: Any, rows: slice) -> Any:
     return moment[rows]
 
 
-def held(case: Case, moment: Any) -> tuple[Any, Any]:
+def held(memory: Surrounded, moment: Any) -> tuple[Any, Any]:
     """Copies of a moment's array and its tops on the device; None where it has none."""
     if isinstance(moment, octavo_numerics.BlockState):
-        return case.array(moment.codes.copy()), case.array(moment.tops.copy())
-    return case.array(moment.copy()), None
+        return memory.array(moment.codes), memory.array(moment.tops)
+    return memory.array(moment), None
 
 
 def assert_moment(case: Case, arrays: tuple[Any, Any], wanted: Any, what: str) -> None:
@@ -122,12 +132,7 @@ def test_rows_of_a_larger_tensor(case: Case, rng: Rng) -> None:
     for state_bits in (32, 8):
         training = Training(case, rng, SHAPES[0], state_bits)
         rows = slice(2, SHAPES[0][0])
-        training.array = case.array(training.master[rows].copy())
-        training.moments = [
-            held(case, part_of(moment, rows)) for moment in (training.state.exp_avg, training.state.exp_avg_sq)
-        ]
-        if training.out is not None:
-            training.out = case.array(np.zeros(training.master[rows].shape, DTYPES["bfloat16"]))
+        training.hold(rows)
         grad = training.gradient()
         training.step(np.ascontiguousarray(grad[rows]), first_row=rows.start)
         training.define(grad)

@@ -11,6 +11,7 @@ from octavo.quantizer import Operand
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_zero_rows
+from octavo_conformance.oracles.keeping import Surrounded
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw
 from octavo_conformance.problems.operands import RUN_ORDER, Problem, by_definition, gemm_operand, to_framework
@@ -106,9 +107,12 @@ def test_rows_of_tokens_are_added(case: Case, rng: Rng) -> None:
     x, dy = (tokens[name][routing.order // CHOICES] for name in ("x", "dy"))
     for dtype in (np.dtype(np.float32), DTYPES[case.dtype]):
         before = rng.standard_normal((GROUPS, N, K)).astype(dtype)
-        expected = case.numpy(bound.run(case.array(x), case.array(dy), sizes, out=case.array(before), accumulate=True))
+        memory = Surrounded(case)
+        given = [case.array(x), case.array(dy)]
+        expected = case.numpy(bound.run(*given, sizes, out=memory.array(before), accumulate=True))
         for gathered in bound.takes_tokens:
             given = [case.array(x), case.array(dy)]
             given[RUN_ORDER["wgrad"].index(gathered)] = TokenRows(case.array(tokens[gathered]), *places)
-            actual = case.numpy(bound.run(*given, sizes, out=case.array(before), accumulate=True))
+            actual = case.numpy(bound.run(*given, sizes, out=memory.array(before), accumulate=True))
             assert_same_bits(actual, expected, f"sums of {gathered}'s tokens in {dtype}")
+        memory.assert_unwritten("wgrad")

@@ -13,6 +13,7 @@ from octavo.formats import FORMAT_MAX, Format
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits
+from octavo_conformance.oracles.keeping import Surrounded
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import Array, Rng
 from octavo_numerics import DelayedState, record_amax, update_delayed
@@ -54,7 +55,8 @@ def test_an_amax_is_recorded(case: Case, rng: Rng) -> None:
     record = _part(case, "record_amax")
     for slots in SLOTS:
         state = _state(rng, slots)
-        history = case.array(state.history.copy())
+        memory = Surrounded(case)
+        history = memory.array(state.history)
         for number in range(2):
             amax = _amaxes(rng, GROUPS)
             given = case.array(amax)
@@ -62,6 +64,7 @@ def test_an_amax_is_recorded(case: Case, rng: Rng) -> None:
             state = record_amax(state, amax)
             assert_same_bits(case.numpy(history), state.history, f"{slots} slots after record_amax number {number}")
             assert_same_bits(case.numpy(given), amax, "amax, which record_amax was given and may not write,")
+        memory.assert_unwritten("record_amax")
 
 
 @needs("quantize", selections.delayed)
@@ -74,7 +77,8 @@ def test_scales_of_the_next_step(case: Case, rng: Rng) -> None:
         states = [_state(rng, slots) for _ in FORMATS]
         margins = [int(margin) for margin in rng.integers(-64, 65, len(FORMATS))]
         reduced = _amaxes(rng, len(FORMATS), GROUPS) if is_reduced else None
-        history, scale = (case.array(np.stack([getattr(s, name) for s in states])) for name in ("history", "scale"))
+        memory = Surrounded(case)
+        history, scale = (memory.array(np.stack([getattr(s, name) for s in states])) for name in ("history", "scale"))
         maxima = [math.ldexp(FORMAT_MAX[fmt], -margin) for fmt, margin in zip(FORMATS, margins, strict=True)]
         given = None if reduced is None else case.array(reduced)
         update(history, scale, maxima, most_recent=algorithm == "most_recent", reduced=given)
@@ -85,3 +89,4 @@ def test_scales_of_the_next_step(case: Case, rng: Rng) -> None:
             expected = update_delayed(state, fmt, algorithm=algorithm, margin=margin, reduced_amax=amax)
             assert_same_bits(made[0][number], expected.history, f"history of operand {number} {what}")
             assert_same_bits(made[1][number], expected.scale, f"scale of operand {number} {what}")
+        memory.assert_unwritten("update_scales")

@@ -12,6 +12,7 @@ import pytest
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_tensor
+from octavo_conformance.oracles.keeping import Surrounded
 from octavo_conformance.oracles.quantizing import arguments_for, as_given
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import NORMAL_CLASSES, Array, Rng, draw
@@ -105,15 +106,16 @@ def test_amax_of_interleaved_rows(case: Case, rng: Rng) -> None:
 @needs("quantize", selections.stacked)
 def test_codes_of_interleaved_rows_are_written_again(case: Case, rng: Rng) -> None:
     """`into`, where the answer for a block has it, over another weight's codes and an amax of NaN: nothing is left of
-    these, and everything where `unchanged` is not 0."""
+    these, everything around them, and all where `unchanged` is not 0."""
     tried = 0
     for served in _served(case, rng):
         if served.answer.into is None:
             continue
         (others, before, _), (rows, expected, amax) = served.draw(rng), served.draw(rng)
-        out = served.answer.run(others, None, **served.given)
+        memory = Surrounded(case)
+        out = memory.tensor(served.answer.run(others, None, **served.given))
         poison = np.full(GROUPS, np.nan, np.float32)
-        measured = None if served.answer.with_amax is None else case.array(poison.copy())
+        measured = None if served.answer.with_amax is None else memory.array(poison)
         for unchanged in (1, 0):
             flag = case.array(np.full(1, unchanged, np.int32))
             served.answer.into(rows, None, out=out, amax=measured, unchanged=flag, **served.given)
@@ -122,6 +124,7 @@ def test_codes_of_interleaved_rows_are_written_again(case: Case, rng: Rng) -> No
                 served.assert_amax(measured, poison if unchanged else amax)
         served.answer.into(others, None, out=out, **served.given)
         served.assert_codes(out, before, "into")
+        memory.assert_unwritten("into")
         tried += 1
     if not tried:
         pytest.skip(

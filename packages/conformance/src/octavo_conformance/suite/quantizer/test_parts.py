@@ -12,6 +12,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo_conformance.cards import selections
 from octavo_conformance.cards.needs import needs
 from octavo_conformance.oracles.checks import assert_same_bits, assert_same_tensor, read_back
+from octavo_conformance.oracles.keeping import Surrounded
 from octavo_conformance.oracles.quantizing import COLUMNS, GROUPS, ROWS, arguments_for, as_given
 from octavo_conformance.problems.case import Case
 from octavo_conformance.problems.inputs import DTYPES, Array, Rng, draw, draw_sizes, offsets
@@ -88,21 +89,23 @@ def test_codes_and_amax_in_one_pass(case: Case, rng: Rng) -> None:
 
 @needs("quantize", selections.stacked)
 def test_codes_over_an_earlier_result(case: Case, rng: Rng) -> None:
-    """`into` writes every plane over another weight's, and the amax where it is wanted; with a flag that is not 0 it
-    leaves all of it as it was (fault 37)."""
+    """`into` writes every plane over another weight's, and the amax where it is wanted, and nothing around them; with a
+    flag that is not 0 it leaves all of it as it was (fault 37)."""
     first, second = _call(case, rng, poison=True), _call(case, rng, poison=False)
     into, measures = first.plan.bound.into, first.plan.bound.with_amax is not None
     if into is None:
         pytest.skip("the answer has no into: front ends quantize anew and copy")
-    out = first.plan.run(first.x, first.sizes, **first.how)
+    memory = Surrounded(case)
+    out = memory.tensor(first.plan.run(first.x, first.sizes, **first.how))
     poison = np.full(len(first.amax), np.nan, np.float32)
     for flag, expected, measured in (1, first, poison), (0, second, second.amax):
-        amax = case.array(poison.copy()) if measures else None
+        amax = memory.array(poison) if measures else None
         unchanged = case.array(np.array([flag], np.int32))
         into(second.x, second.sizes, out=out, amax=amax, unchanged=unchanged, **second.how)
         assert_same_tensor(case, out, expected.expected, f"into, unchanged {flag}: ")
         if measures:
             _assert_amax(case, amax, measured)
+    memory.assert_unwritten("into")
 
 
 @needs("quantize", selections.stacked)
