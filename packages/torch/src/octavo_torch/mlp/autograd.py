@@ -30,7 +30,7 @@ from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward
-from octavo_torch.mlp.gradients import Frees, Gradients, Needs, Part, check_whole, gradients
+from octavo_torch.mlp.gradients import Gradients, Needs, Part, check_not_freed, freeing, gradients
 from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
 from octavo_torch.recording.tape import Tape
 
@@ -211,7 +211,7 @@ class _SavedOperands:
 def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
     needs = Needs(*needed_gradients(ctx, ctx.needs_input_grad[2:], dy))
     note_left_out(ctx, needs.later, ctx.call.fc1, ctx.call.fc2)
-    check_whole(ctx.freed)
+    check_not_freed(ctx.freed)
     beside = ctx.recorded is not None and _is_compiling() and is_plain(dy)
     run = _beside_graph if beside else _run_backward
     found = run(ctx, saved_tensors(ctx), dy, needs)
@@ -221,13 +221,13 @@ def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
 
 def _run_backward(ctx: MlpContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> Gradients:
     ctx.call.check_states(dy)
-    call, frees, recorded = ctx.call, Frees(ctx, dy, partial(_free, ctx, tensors)), ctx.recorded
+    call, done_with, recorded = ctx.call, freeing(ctx, dy, partial(_free, ctx, tensors)), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:
-        return _composed_backward(ctx, tensors, dy, needs, frees)
+        return _composed_backward(ctx, tensors, dy, needs, done_with)
     assert call.plan.recorder is not None  # forward was written down
     compose = partial(_composed_backward, ctx, tensors, given[0], needs)  # type: ignore[arg-type]  # dy is given
-    found, run_again = recorded.run_backward(needs, given, call.plan.recorder, compose, frees)
+    found, run_again = recorded.run_backward(needs, given, call.plan.recorder, compose, done_with)
     if run_again:
         call.mark_states()
     return Gradients(*found)

@@ -21,7 +21,7 @@ from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
-from octavo_torch.mlp.gradients import Needs, check_whole
+from octavo_torch.mlp.gradients import Needs, check_not_freed
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import arrive
 from octavo_torch.moe.passes import run_backward, run_forward
@@ -76,7 +76,7 @@ def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
     note_left_out(ctx, later, ctx.call.fc1, ctx.call.fc2)
     of_bias2 = need_weights and ctx.dtypes[5] is not None
     needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
-    check_whole(ctx.freed)
+    check_not_freed(ctx.freed)
     run = _beside_graph if _is_compiling() and is_plain(dy) else run_backward
     found = run(ctx, saved_tensors(ctx), dy, needs)
     ctx.freed = False  # it has ended: autograd refuses another one in its own words

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.mlp.gradients import Frees, Needs, Part, gradients
+from octavo_torch.mlp.gradients import Needs, Part, freeing, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import Arriving, forward
 from octavo_torch.moe.kept import Kept
@@ -71,14 +71,14 @@ def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs
     """The gradients. `tensors` are those that forward has saved. ValueError for a state that has changed in shape or
     dtype since."""
     ctx.call.check_states(dy)
-    call, frees, recorded = ctx.call, Frees(ctx, dy, partial(free_kept, ctx, tensors)), ctx.recorded
+    call, done_with, recorded = ctx.call, freeing(ctx, dy, partial(free_kept, ctx, tensors)), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:
-        return _composed_backward(ctx, tensors, dy, needs, frees)
+        return _composed_backward(ctx, tensors, dy, needs, done_with)
     assert call.moe.recorder is not None  # forward was written down
     own, *kept = given[: len(given) - len(call.state_tensors())]
     compose = partial(_composed_backward, ctx, kept, own, needs)  # type: ignore[arg-type]  # as ctx.saved_tensors
-    found, run_again = recorded.run_backward(needs, given, call.moe.recorder, compose, frees)
+    found, run_again = recorded.run_backward(needs, given, call.moe.recorder, compose, done_with)
     if run_again:
         call.mark_states()
     return MoeGradients(*found)
