@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec
-from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
+from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor, Matrix
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Matrix
 
 
 class Saved:

@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.quantizer import Operand
 from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import GroupedTensor, codes_alone
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows, codes_alone
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
@@ -19,7 +19,7 @@ from octavo_torch.autograd.saved import Saved, caller_sizes
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import FpropFunction, Matrix, QuantizeFunction, Rows, WgradFunction
+from octavo_torch.dispatch.layer_functions import FpropFunction, QuantizeFunction, WgradFunction
 from octavo_torch.linear.arguments import check_state
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight

@@ -19,13 +19,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.grouped_tensor import Matrix
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
 from octavo_torch.autograd.saved import Saved, free_saved, with_sizes, without_sizes
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.mlp.call import MlpCall, Operands

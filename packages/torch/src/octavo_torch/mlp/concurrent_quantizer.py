@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor, codes_alone
+from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor, Matrix, codes_alone
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.linear.autograd import AnyRows, product, quantize_operand, read_operands
 from octavo_torch.memo import Bounded
 from octavo_torch.mlp.call import MlpCall

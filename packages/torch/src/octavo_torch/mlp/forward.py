@@ -9,10 +9,9 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
-from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.functions.activations import activate
 from octavo_torch.linear.autograd import AnyRows, quantize_operand, run_forward
 from octavo_torch.linear.call import Call

@@ -10,11 +10,10 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import GroupedTensor, plane_alone
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows, plane_alone
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.autograd.saved import may_free
-from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import check_grad_input, quantize_operand, weight_gradient
 from octavo_torch.linear.call import Call

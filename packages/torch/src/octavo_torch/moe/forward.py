@@ -12,9 +12,8 @@ from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import QuantizeTokens
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows
 from octavo_torch.arrays.sizes import group_sizes_of
-from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.linear.autograd import RowValues, quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import Operands

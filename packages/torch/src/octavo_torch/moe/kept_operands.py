@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from octavo_registry.contract.moves import TokenRows
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.autograd.saved import free_saved, with_sizes
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer

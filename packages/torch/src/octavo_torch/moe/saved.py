@@ -7,10 +7,9 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
+from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor, Matrix
 from octavo_torch.autograd.gradients import Context
 from octavo_torch.autograd.saved import Saved, without_sizes
-from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.mlp.forward import DrawnSeed
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes
