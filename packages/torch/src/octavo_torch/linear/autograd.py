@@ -25,7 +25,7 @@ from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.probe import Probe
-from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.scaling.seeds import DrawnSeed, SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 RowValues = Tensor | TokenRows[Tensor]
@@ -34,20 +34,20 @@ RowValues = Tensor | TokenRows[Tensor]
 AnyRows = TypeVar("AnyRows", bound=RowValues)
 
 
-def forward_seed(call: Call) -> int | Tensor | None:
+def forward_seed(call: Call) -> DrawnSeed:
     """The seed with which the forward rounds; None if it rounds nothing stochastically."""
     if not call.layer.stochastic_forward:
         return None
     return call.seed.current() if isinstance(call.seed, SeedCounter) else call.seed
 
 
-def backward_seed(call: Call) -> int | Tensor | None:
+def backward_seed(call: Call) -> DrawnSeed:
     """The seed with which the backward rounds gradients. A SeedCounter advances: call this once per backward."""
     return call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
 
 
 def quantize_operand(
-    call: Call, run: QuantizeFunction, operand: Operand, value: Tensor, seed: int | Tensor | None
+    call: Call, run: QuantizeFunction, operand: Operand, value: Tensor, seed: DrawnSeed
 ) -> GroupedTensor:
     """`value` quantized by `run`. With delayed scaling, its scale is the state's, and its amax is recorded there."""
     sizes, state, offset = None if operand == "w" else call.sizes, call.state, call.group_offset
@@ -65,7 +65,7 @@ def quantize_operand(
 
 
 def run_forward(
-    call: Call, seed: int | Tensor | None, x: AnyRows, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
+    call: Call, seed: DrawnSeed, x: AnyRows, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
 ) -> tuple[Tensor, AnyRows | GroupedTensor, Matrix]:
     """The layer's product of x [M, K] and w [G, N, K], each of which is quantized first unless the call has its codes.
 
@@ -81,9 +81,7 @@ def run_forward(
     return y, codes_alone(rows), codes_alone(matrices)
 
 
-def read_operands(
-    call: Call, seed: int | Tensor | None, x: AnyRows, w: Tensor
-) -> tuple[AnyRows | GroupedTensor, Matrix]:
+def read_operands(call: Call, seed: DrawnSeed, x: AnyRows, w: Tensor) -> tuple[AnyRows | GroupedTensor, Matrix]:
     """x and w, quantized where a GEMM reads codes: see `run_forward`."""
     layer = call.layer
     if call.probe is not None and isinstance(x, Tensor):
@@ -183,9 +181,9 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
         check_state(layer.recipe, call.state, dy, layer.groups)  # a caller may have replaced its tensors since
     saved_sizes, bias, bias_scales = tensors[:3]
     sizes = saved_sizes if isinstance(call.sizes, Tensor) else call.sizes
-    need_x, need_w, need_b, need_s, need_later = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
-    note_left_out(ctx, need_later, call)
-    need_w = need_w or need_later
+    need_x, need_w, need_b, need_s, need_postponed = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
+    note_left_out(ctx, need_postponed, call)
+    need_w = need_w or need_postponed
     dx = dw = db = ds = None
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
@@ -231,12 +229,12 @@ def weight_gradient(
     return wgrad(x, dy, sizes)
 
 
-def note_left_out(ctx: Context, later: bool, *calls: Call) -> None:
+def note_left_out(ctx: Context, postponed: bool, *calls: Call) -> None:
     """Tells those who postpone gradients of the calls' weights that this backward leaves them out.
 
-    later   whether it was asked for them: for the anchor, the last of forward's inputs
+    postponed   whether it was asked for them: for the anchor, the last of forward's inputs
     """
-    if later or not ctx.needs_input_grad[-1]:
+    if postponed or not ctx.needs_input_grad[-1]:
         return
     for call in calls:
         if call.target is not None:

@@ -29,10 +29,11 @@ from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.mlp.call import MlpCall, Operands
-from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward
+from octavo_torch.mlp.forward import activation_again, forward
 from octavo_torch.mlp.gradients import Gradients, Needs, Part, check_not_freed, freeing, gradients
 from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
 from octavo_torch.recording.tape import Tape
+from octavo_torch.scaling.seeds import DrawnSeed
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -210,7 +211,7 @@ class _SavedOperands:
 
 def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
     needs = Needs(*needed_gradients(ctx, ctx.needs_input_grad[2:], dy))
-    note_left_out(ctx, needs.later, ctx.call.fc1, ctx.call.fc2)
+    note_left_out(ctx, needs.postponed, ctx.call.fc1, ctx.call.fc2)
     check_not_freed(ctx.freed)
     beside = ctx.recorded is not None and _is_compiling() and is_plain(dy)
     run = _beside_graph if beside else _run_backward

@@ -20,7 +20,7 @@ from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.recording.calls import Given, shapes_of
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
-from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
+from octavo_torch.scaling.seeds import DrawnSeed, Seed, SeedCounter, second_stream
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
 States = tuple[DelayedState, DelayedState]
@@ -80,11 +80,6 @@ class MlpCall(Options):
         """The DelayedWgrad of fc1's weight and that of fc2's. What is not a pair is given to both, which check it."""
         stores = self.delayed_wgrad
         return stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
-
-    @property
-    def postpones(self) -> bool:
-        """Whether a weight's gradient may be postponed."""
-        return self.delayed_wgrad is not None
 
     def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
         """Makes the layers' calls, with their sizes."""
@@ -169,7 +164,7 @@ class MlpCall(Options):
             for each in (self.fc1, self.fc2):
                 mark_written(None if each.state is None else each.state.history)
 
-    def seeds(self, read: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
+    def seeds(self, read: Callable[[SeedCounter], Tensor]) -> tuple[DrawnSeed, DrawnSeed]:
         """The seeds of fc1 and of fc2. `read` reads a SeedCounter: `current` in the forward, `take` in the backward."""
         first, second = (
             read(seed) if isinstance(seed, SeedCounter) else seed for seed in (self.seed, self.second_seed)

@@ -20,10 +20,7 @@ from octavo_torch.mlp.concurrent_quantizer import ConcurrentQuantizer
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.quantizers.fused import Fused
 from octavo_torch.scaling.probe import Probe
-from octavo_torch.scaling.seeds import SeedCounter
-
-DrawnSeed = int | Tensor | None
-"""A seed as quantizers take it: a SeedCounter has given its tensor."""
+from octavo_torch.scaling.seeds import DrawnSeed, SeedCounter
 
 
 class MlpForward(NamedTuple):

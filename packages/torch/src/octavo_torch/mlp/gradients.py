@@ -18,13 +18,13 @@ from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import check_grad_input, quantize_operand, weight_gradient
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.forward import DrawnSeed, run_fused, values_for
-from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.mlp.forward import run_fused, values_for
+from octavo_torch.scaling.seeds import DrawnSeed, SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 
 class Needs(NamedTuple):
-    """Which gradients a backward computes; `later`: those of weights that are postponed."""
+    """Which gradients a backward computes; `postponed`: those of weights that a DelayedWgrad computes after it."""
 
     x: bool
     w1: bool
@@ -33,7 +33,7 @@ class Needs(NamedTuple):
     bias1: bool
     bias2: bool
     bias2_scales: bool
-    later: bool
+    postponed: bool
 
 
 Part = Literal["h", "x", "a", "w1", "w2"]
@@ -204,8 +204,8 @@ class _Backward:
     def __init__(self, call: MlpCall, needs: Needs, operands: BackwardOperands) -> None:
         self.call, self.operands = call, operands
         self.needs = needs = needs._replace(
-            w1=needs.w1 or (needs.later and is_postponed(call.fc1)),
-            w2=needs.w2 or (needs.later and is_postponed(call.fc2)),
+            w1=needs.w1 or (needs.postponed and is_postponed(call.fc1)),
+            w2=needs.w2 or (needs.postponed and is_postponed(call.fc2)),
         )
         self.needs_dh = needs.x or needs.w1 or needs.bias1
         self.needs_da = self.needs_dh or needs.probs

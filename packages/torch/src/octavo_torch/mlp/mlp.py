@@ -79,8 +79,8 @@ def apply(
     arrays = Operands(x, first.weight, second.weight, optional.probs, first.bias, second.bias, optional.bias2_scales)
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
-    between = needs[0] or needs[1] or needs[3] or needs[4]
-    needed = Needed(needs[0], needs[1], needs[2], between, call.postpones)
+    need_da = needs[0] or needs[1] or needs[3] or needs[4]
+    needed = Needed(needs[0], needs[1], needs[2], need_da, call.delayed_wgrad is not None)
     sizes, at_host = as_sizes(group_sizes, x.shape[0], first.weight.shape[0], x)
     plan = mlp_plan_for(recipe, name, x, first.weight, second.weight, at_host, needed, call.backend)
     check_mlp(call, plan, arrays)

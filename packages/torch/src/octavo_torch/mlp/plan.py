@@ -30,25 +30,25 @@ from octavo_torch.recording.calls import Kinds
 class Needed:
     """Which gradients a call of an MLP computes.
 
-    between   any that needs fc2's dgrad: of x, w1, bias1 or probs
-    waits     those of weights are postponed, and what they read is kept until then
+    da          of the activation, by fc2's dgrad: those of x, w1, bias1 and probs are computed from it
+    postponed   those of weights are postponed, and what they read is kept until then
     """
 
     x: bool = False
     w1: bool = False
     w2: bool = False
-    between: bool = False
-    waits: bool = False
+    da: bool = False
+    postponed: bool = False
 
 
 Planes = tuple[bool, bool]
 """Something about an operand's row data and its column data; of w, about what fprop and what dgrad reads."""
 
 
-def read_at_once(*, waits: bool) -> dict[Operand, Planes]:
+def read_at_once(*, postponed: bool) -> dict[Operand, Planes]:
     """Which planes are read in the pass that quantizes them: `Layer.reading_at_once`. Of x and of the weights those for
     fprop; the others are kept for backward."""
-    return {"x": (True, False), "w": (True, False), "dy": (True, not waits)}
+    return {"x": (True, False), "w": (True, False), "dy": (True, not postponed)}
 
 
 def read_at_once_again(first: Mapping[Operand, Planes]) -> dict[Operand, Planes]:
@@ -184,7 +184,7 @@ def mlp_plan_for(
     shapes = *map(int, w1.shape), *map(int, w2.shape), order_of(w1), order_of(w2)  # see layer_for
     key = (
         id(recipe), activation, x.dtype, x.device, shapes, at_host, needed.x, needed.w1, needed.w2,
-        needed.between, needed.waits, backend, graph_safe,
+        needed.da, needed.postponed, backend, graph_safe,
     )  # fmt: skip
 
     def resolve() -> MlpPlan:
@@ -192,7 +192,7 @@ def mlp_plan_for(
         # the activation reads fc1's result in x's dtype
         inner = recipe if recipe.output_dtype in (None, DTYPE_NAMES[x.dtype]) else with_output_dtype(recipe, None)
         fc1 = layer_for(inner, x, w1, at_host, needed.x, needed.w1, backend, graph_safe)
-        fc2 = layer_for(recipe, x, w2, at_host, needed.between, needed.w2, backend, graph_safe)
-        return MlpPlan(recipe, activation, fc1, fc2, read_at_once(waits=needed.waits))
+        fc2 = layer_for(recipe, x, w2, at_host, needed.da, needed.w2, backend, graph_safe)
+        return MlpPlan(recipe, activation, fc1, fc2, read_at_once(postponed=needed.postponed))
 
     return _plans.get(key, resolve, recipe)

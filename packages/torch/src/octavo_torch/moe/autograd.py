@@ -70,12 +70,12 @@ _beside_graph = torch.compiler.disable(run_backward)  # type: ignore[no-untyped-
 
 
 def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
-    need_x, need_w1, need_w2, need_weights, need_b1, need_b2, later = needed_gradients(
+    need_x, need_w1, need_w2, need_weights, need_b1, need_b2, postponed = needed_gradients(
         ctx, ctx.needs_input_grad[2:], dy
     )
-    note_left_out(ctx, later, ctx.call.fc1, ctx.call.fc2)
+    note_left_out(ctx, postponed, ctx.call.fc1, ctx.call.fc2)
     of_bias2 = need_weights and ctx.dtypes[5] is not None
-    needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
+    needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, postponed)
     check_not_freed(ctx.freed)
     run = _beside_graph if _is_compiling() and is_plain(dy) else run_backward
     found = run(ctx, saved_tensors(ctx), dy, needs)

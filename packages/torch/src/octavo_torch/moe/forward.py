@@ -18,10 +18,11 @@ from octavo_torch.linear.autograd import RowValues, quantize_operand
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import Operands
 from octavo_torch.mlp.concurrent_quantizer import ConcurrentQuantizer
-from octavo_torch.mlp.forward import DrawnSeed, first_layer, forward_seeds, second_layer
+from octavo_torch.mlp.forward import first_layer, forward_seeds, second_layer
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, keep_rows
 from octavo_torch.moe.rows.derivatives import Places
+from octavo_torch.scaling.seeds import DrawnSeed
 
 Arriving = Callable[[], Tensor]
 """Returns the tokens [T, K], once they have come from other ranks. It is called once."""

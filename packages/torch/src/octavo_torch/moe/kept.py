@@ -8,8 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from octavo_torch.autograd.saved import Saved
-from octavo_torch.mlp.forward import DrawnSeed
 from octavo_torch.moe.forms import RowReader
+from octavo_torch.scaling.seeds import DrawnSeed
 
 
 class Kept(NamedTuple):

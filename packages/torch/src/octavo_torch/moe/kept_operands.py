@@ -17,12 +17,13 @@ from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer
+from octavo_torch.mlp.forward import activation_again, activation_of, first_layer
 from octavo_torch.mlp.gradients import Part, is_postponed
 from octavo_torch.moe.forward import quantize_once, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.saved import MoeContext
 from octavo_torch.moe.tokens import takes_tokens
+from octavo_torch.scaling.seeds import DrawnSeed
 
 _operators = Operators("octavo_torch")
 _after = _operators.define(

@@ -73,8 +73,8 @@ def apply(
     arrays = MoeOperands(x, first.weight, second.weight, weights, first.bias, second.bias)
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
-    between = needs[0] or needs[1] or needs[3] or needs[4]
-    resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], between, call.postpones))
+    need_da = needs[0] or needs[1] or needs[3] or needs[4]
+    resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], need_da, call.delayed_wgrad is not None))
     w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     if call.ep is not None:
         sides = Sides(x.shape[1], arrays.w2.shape[2], arrays.w2.shape[1], arrays.w1.shape[0])
@@ -111,7 +111,7 @@ def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: 
         full = full.leaving(call.room.gemms)
     block = check_interleave(call.interleave, activation, w1)
     full = full.interleaved(block)
-    keeps_codes = form == "lean" and (needed.w2 or needed.between)
+    keeps_codes = form == "lean" and (needed.w2 or needed.da)
     hidden = rows_plan(x, int(w1.shape[1]), int(w1.shape[0]), call.backend) if keeps_codes else None
     call.moe = moe_plan_for(full, form, weight_codes, hidden)
     if call.ep is not None:

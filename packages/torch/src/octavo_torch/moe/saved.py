@@ -10,12 +10,12 @@ from torch import Tensor
 from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor, Matrix
 from octavo_torch.autograd.gradients import Context
 from octavo_torch.autograd.saved import Saved, without_sizes
-from octavo_torch.mlp.forward import DrawnSeed
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes
 from octavo_torch.moe.forward import MoeForward
 from octavo_torch.moe.kept import Kept
 from octavo_torch.recording.calls import RecordedCalls
+from octavo_torch.scaling.seeds import DrawnSeed
 
 
 class SavedByName:
