@@ -108,7 +108,7 @@ def activation_of(
         if watched is not None:
             assert extras.activated is not None  # asked for
             watched.record("x", extras.activated, call.sizes, call.fc2.state)
-        return extras.activated if plan.act.array else None, codes
+        return extras.activated if plan.act.high_precision else None, codes
     a = activate(h, probs, plan.activation)
     if call.fc2.probe is not None and quantize is not None:
         call.fc2.probe.record("x", a, call.sizes, call.fc2.state)
@@ -121,9 +121,9 @@ def activation_again(call: MlpCall, h: Tensor, probs: Tensor | None, seed: Drawn
     if plan.act.run is None:
         a: Tensor = activate(h, probs, plan.activation)
         return a
-    act = replace(plan.act, array=True, codes=plan.act.codes and plan.act.values is None)
+    act = replace(plan.act, high_precision=True, codes=plan.act.codes and plan.act.values is None)
     activated = run_fused(call.fc2, act, "x", (h,), probs, seed, record=False)[1].activated
-    assert activated is not None  # because of `array`
+    assert activated is not None  # because of `high_precision`
     return activated
 
 
@@ -149,7 +149,7 @@ def run_fused(
     """
     run, state = fused.run, call.state
     assert run is not None  # the caller composes it then
-    if fused.array and "activated" not in extras:
+    if fused.high_precision and "activated" not in extras:
         extras = ("activated", *extras)
     if fused.without_codes is not None:
         return None, fused.without_codes(*arrays, call.sizes, probs=probs, wanted=extras)

@@ -337,7 +337,7 @@ class _Backward:
             dp = computed.dprobs
             if needs.probs and dp is None:
                 dp = probs_gradient(da, h, plan.activation)
-            values = computed.activated if plan.dact.array else None
+            values = computed.activated if plan.dact.high_precision else None
             return _GradientOfH(values, codes, computed.dbias, dp, computed.forward)
         dh = activate_gradient(da, h, probs, plan.activation)
         if watched is not None:
