@@ -81,13 +81,8 @@ class MlpCall(Options):
         stores = self.delayed_wgrad
         return stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
 
-    def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
-        """Makes the layers' calls, with their sizes."""
-        self.set_experts(plan, block)
-        self.fc1.sizes = self.fc2.sizes = sizes
-
-    def set_experts(self, plan: MlpPlan, block: int) -> None:
-        """Makes the layers' calls, without sizes: for a caller that learns these later."""
+    def set_layers(self, plan: MlpPlan, block: int) -> None:
+        """Makes the layers' calls, without sizes."""
         self.plan, self.block = plan, block
         (state1, state2), (store1, store2) = self.state_of_each, self.store_of_each
         self.fc1 = Call(

@@ -64,7 +64,10 @@ def apply(
     if contexts.any_active() and contexts.concerns(x):
         operands = {"x": x, "w1": w1, "w2": w2, "group_sizes": group_sizes, **optional._asdict()}
         call.unwrap_states()
-        return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
+        return contexts.run(
+            lambda x, w1, w2, group_sizes, **rest: apply(x, w1, w2, group_sizes, OptionalOperands(**rest), copy(call)),
+            operands,
+        )
     if has_other_rank(x):
         return _with_leading_axes(x, w1, w2, group_sizes, optional, call)
     recipe = call.recipe
@@ -92,7 +95,8 @@ def apply(
         check_codes(plan.fc1, recipe, rows_or_codes, x_codes)
     block = check_interleave(call.interleave, name, first.weight)
     plan = plan.interleaved(block)
-    call.set_layers(plan, block, sizes)
+    call.set_layers(plan, block)
+    call.fc1.sizes = call.fc2.sizes = sizes
     call.fc1.x_codes = x_codes
     w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     # detached so that the caller's tensor stays a plain buffer, for the next call
@@ -116,18 +120,6 @@ def _with_leading_axes(
     axes = LeadingAxes(x)
     call.out, call.grad_input = axes.buffer("out", call.out), axes.buffer("grad_input", call.grad_input)
     return axes.restored(apply(axes.flat(x), w1, w2, group_sizes, optional.flattened(axes), call))
-
-
-def _apply_named(
-    call: MlpCall,
-    *,
-    x: InputRows,
-    w1: Weights | QuantizedWeight,
-    w2: Weights | QuantizedWeight,
-    group_sizes: GroupSizes | None,
-    **optional: Any,
-) -> Tensor:
-    return apply(x, w1, w2, group_sizes, OptionalOperands(**optional), call)
 
 
 _NAMES = frozenset(OptionalOperands._fields)

@@ -63,7 +63,7 @@ def apply(
     if contexts.any_active() and contexts.concerns(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
         call.unwrap_states()
-        return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
+        return contexts.run(lambda x, w1, w2, **rest: apply(x, w1, w2, Routed(**rest), copy(call)), operands)
     first = parameters_of(w1, routed.bias1, ("w1", "bias1"))
     second = parameters_of(w2, routed.bias2, ("w2", "bias2"))
     name = check_operands(x, first.weight, second.weight, call.activation)
@@ -118,19 +118,8 @@ def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: 
         # random bits depend on an expert's number among the experts of all ranks
         call.group_offset += call.ep.rank * int(w1.shape[0])
     call.moves = move_set_for(x, full.fc2.row_dtype, int(w1.shape[0]), call.backend)
-    call.set_experts(call.moe.forward, block)
+    call.set_layers(call.moe.forward, block)
     return full
-
-
-def _apply_named(
-    call: MoeCall,
-    *,
-    x: Tensor,
-    w1: Weights | QuantizedWeight,
-    w2: Weights | QuantizedWeight,
-    **routed: Any,
-) -> Tensor:
-    return apply(x, w1, w2, Routed(**routed), call)
 
 
 _NAMES = frozenset(Routed._fields)
