@@ -150,8 +150,8 @@ def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
     watched = call.fc1.probe is not None
     if made.x_gathered and not watched:
         yield "x in fprop", f"{_backend(fc1, 'fprop')} reads the tokens in its product; no row of them is written"
-    elif made.x_once is not None and not watched:
-        yield "x in fprop", f"{_gathers_codes(made.x_once, fc1, 'fprop')}; no row of them is written"
+    elif made.x_codes_of_tokens is not None and not watched:
+        yield "x in fprop", f"{_gathers_codes(made.x_codes_of_tokens, fc1, 'fprop')}; no row of them is written"
     elif made.x_of_tokens and not watched:
         yield "x in fprop", f"{fc1.quantizers['x'].backend} quantizes the tokens; no row of them is written"
     else:
@@ -180,7 +180,7 @@ def _why_rows_of_x(call: MoeCall, watched: bool) -> str:
     fc1 = call.moe.forward.fc1
     if watched:
         return _OBSERVER
-    if not fc1.quantized_fprop and ("x" in fc1.quantizers or "x" in call.moe.recorded[0]):
+    if not fc1.quantized_fprop and ("x" in fc1.quantizers or "x" in call.moe.amax_only[0]):
         return "fprop reads them in high precision beside wgrad's codes"
     kept = takes_tokens(fc1, "x") or (fc1.quantize_x is None and gathers(fc1, "x", "fprop"))
     return 'form is "keep_all", which keeps them for wgrad' if kept else _takes_none(fc1, "x", "fprop")
@@ -207,11 +207,11 @@ def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
 
 def _dy_by_token(fc2: Layer, made: MoePlan, unquantized: Sequence[Gemm]) -> Iterator[str]:
     """What reads dy's tokens: the quantizers, and the products that read it unquantized."""
-    if made.dy_once is None:
+    if made.dy_codes_of_tokens is None:
         yield f"{fc2.quantizers['dy'].backend} quantizes it by token"
     else:
-        once, columns = made.dy_once
-        yield _gathers_codes(once, fc2, "dgrad")
+        tokens, columns = made.dy_codes_of_tokens
+        yield _gathers_codes(tokens, fc2, "dgrad")
         if columns is not None:
             yield f"for wgrad {columns.backend} quantizes it by token"
     for gemm in unquantized:

@@ -19,7 +19,7 @@ from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.mlp.call import MlpCall
 from octavo_torch.mlp.forward import activation_again, activation_of, first_layer
 from octavo_torch.mlp.gradients import Part, is_postponed
-from octavo_torch.moe.forward import quantize_once, quantize_tokens, rows_for, weights_as_rows
+from octavo_torch.moe.forward import codes_of_tokens, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.saved import MoeContext
 from octavo_torch.moe.tokens import takes_tokens
@@ -98,7 +98,7 @@ class KeptOperands:
         return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
 
     def _dy_of_tokens(self, seed: DrawnSeed) -> tuple[Rows, Rows]:
-        call, dy, once = self._call.fc2, self._dy.pop()(), self._call.moe.dy_once
+        call, dy, by_token = self._call.fc2, self._dy.pop()(), self._call.moe.dy_codes_of_tokens
         layer = call.layer
         if self._call.token_exchange is not None and is_postponed(call) and not layer.quantized_wgrad:
             dy = dy.clone()  # the next message overwrites the buffer in which it has arrived
@@ -106,16 +106,16 @@ class KeptOperands:
         values = TokenRows(dy, *self.places)
         of_dgrad: Rows = values
         of_wgrad: Rows = values
-        if once is None:
+        if by_token is None:
             of_tokens = layer.of_tokens.get("dy")
         else:
-            of_tokens = None if once.columns is None else once.columns.bound.of_tokens
+            of_tokens = None if by_token.columns is None else by_token.columns.bound.of_tokens
         if of_tokens is not None:
             codes = quantize_tokens(call, of_tokens, "dy", dy, self.places, seed)
             of_dgrad = codes if layer.quantized_dgrad else values
             of_wgrad = codes if layer.quantized_wgrad else values
-        if once is not None:
-            of_dgrad = quantize_once(once.tokens, "dy", dy, self.places)
+        if by_token is not None:
+            of_dgrad = codes_of_tokens(by_token.tokens, "dy", dy, self.places)
         return of_dgrad, of_wgrad
 
     def h(self) -> Tensor:
