@@ -57,6 +57,10 @@ class Saved:
             free_saved(tensors[self.start + 1])
 
 
+SavedByName = dict[str, Saved]
+"""Where the operands that a backward reads are in ctx.saved_tensors, by name."""
+
+
 def without_sizes(value: Matrix) -> Matrix:
     """The operand, to be saved without sizes: they are the call's, and are saved once or made again."""
     return replace(value, group_sizes=None) if isinstance(value, GroupedTensor) else value

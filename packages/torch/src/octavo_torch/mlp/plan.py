@@ -15,7 +15,7 @@ from octavo_registry.contract.recording import MakeRecorder
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.weight_order import order_of
-from octavo_torch.autograd.saved import Saved
+from octavo_torch.autograd.saved import SavedByName
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.layers import layer_for
@@ -104,7 +104,7 @@ class MlpPlan:
         self._leaving: dict[int, MlpPlan] = {}
         self._interleaved: dict[int, MlpPlan] = {}
         self.recorder = self._recorder()
-        self.calls: Kinds[dict[str, Saved]] = Kinds()
+        self.calls: Kinds[SavedByName] = Kinds()
 
     def _recorder(self) -> MakeRecorder[Tensor] | None:
         fc1, fc2 = self.fc1, self.fc2

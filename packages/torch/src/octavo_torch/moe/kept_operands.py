@@ -38,10 +38,10 @@ def free_kept(ctx: MoeContext, tensors: Sequence[Tensor], name: str) -> None:
     """Frees the operand of this name among what forward has kept."""
     if name == "h":
         for part in ("h", "h_scales"):
-            if part in ctx.kept.places:
-                free_saved(tensors[ctx.kept.places[part].start])
+            if part in ctx.kept.saved:
+                free_saved(tensors[ctx.kept.saved[part].start])
         return
-    kept = ctx.kept.places.get(f"{name}_codes" if name in ("w1", "w2") else name)
+    kept = ctx.kept.saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
     if kept is not None:
         kept.free(tensors)
 
@@ -54,7 +54,7 @@ class KeptOperands:
     ) -> None:
         """dy [T, N] is by token; `tensors` are those that forward has saved."""
         call = self._call = ctx.call
-        self._saved, self._tensors, self._reader = ctx.kept.places, tensors, ctx.kept.reader
+        self._saved, self._tensors, self._reader = ctx.kept.saved, tensors, ctx.kept.reader
         self._ctx, self.done_with = ctx, done_with
         # in a list, from which it is popped, so that it is not held until the backward ends
         self._dy = [(lambda: dy) if call.token_exchange is None else call.token_exchange.dispatch_gradient(dy)]

@@ -117,7 +117,7 @@ def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Te
         return None  # what becomes of a weight's gradient is not a launch alone
     given: Given = [dy.contiguous(), *tensors]
     for name, dtype in (("choices", _INT64), ("weights", _FLOAT32)):
-        saved = ctx.kept.places.get(name)
+        saved = ctx.kept.saved.get(name)
         value = None if saved is None else tensors[saved.start]
         if saved is not None and value is not None:
             given[1 + saved.start] = value.to(dtype)
