@@ -50,10 +50,9 @@ class MoeFunction(FirstOrderFunction):
         dtypes = dtypes_of(x, w1, w2, weights, bias1, bias2, anchor)
         operands = MoeOperands(x, call.fc1.values_of(w1), call.fc2.values_of(w2), weights, bias1, bias2)
         choices, operands, arriving = arrive(call, choices, operands)
-        y, kept, ctx.recorded = run_forward(call, choices, operands, arriving)
+        (y, tensors, ctx.kept), ctx.recorded = run_forward(call, choices, operands, arriving)
         call.release()
-        save(ctx, *kept.tensors)
-        ctx.kept = kept._replace(tensors=())
+        save(ctx, *tensors)
         ctx.call, ctx.freed, ctx.dtypes = call, False, dtypes
         return y
 

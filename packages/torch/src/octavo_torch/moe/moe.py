@@ -84,7 +84,8 @@ def apply(
         return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], call.anchor)
     if forward_ad._current_level >= 0:  # with gradients, autograd's functions refuse them
         check_no_tangent(x, weights, *leaves_of(first.leaves), *leaves_of(second.leaves), *arrays[4:])
-    return run_forward(call, *arrive(call, choices, arrays))[0]
+    (y, *_), _ = run_forward(call, *arrive(call, choices, arrays))
+    return y
 
 
 def _own_leaves(weight: GivenWeight) -> list[Tensor]:

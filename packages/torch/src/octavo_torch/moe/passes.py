@@ -29,6 +29,9 @@ _INT64, _FLOAT32 = torch.int64, torch.float32
 Scales = Sequence[Tensor | None]
 """See `scales_to_keep`."""
 
+Forward = tuple[Tensor, Sequence[Tensor | None], Kept]
+"""y [T, N], what autograd saves, and what else backward reads."""
+
 
 class MoeGradients(NamedTuple):
     """The gradients of a MoE layer's operands; None for those that are not needed."""
@@ -43,28 +46,27 @@ class MoeGradients(NamedTuple):
 
 def run_forward(
     call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving
-) -> tuple[Tensor, Kept, RecordedCalls[Kept] | None]:
-    """y [T, N], what backward reads, and the passes of such calls; None where the call's are composed."""
+) -> tuple[Forward, RecordedCalls[Kept] | None]:
+    """A forward; and the passes of such calls, None where the call's are composed."""
     scales = scales_to_keep(call)
     cast = _cast(choices, operands) if _may_be_recorded(call, choices) else None
     given = None if cast is None else _given_to_forward(call, *cast, scales)
     recorded = None if given is None else call.moe.calls.of(call.kind(given))
     if recorded is None or given is None or cast is None:
-        return (*_composed_forward(call, choices, operands, arriving, scales), None)
+        return _composed_forward(call, choices, operands, arriving, scales), None
     y: Tensor | None
     tensors: Sequence[Tensor | None]
     again = recorded.forward
     if again is None:
-        y, kept = _write_forward(recorded, call, given, *cast, scales)
-        tensors = kept.tensors
+        y, tensors, kept = _write_forward(recorded, call, given, *cast, scales)
     else:
         y, *tensors = again.run(given, operands.x)
         call.mark_states()
         kept = recorded.kept
     assert y is not None  # every forward returns it
     originals = {id(cast[0]): choices, id(cast[1].weights): operands.weights}
-    kept = kept._replace(tensors=[originals.get(id(tensor), tensor) for tensor in tensors])
-    return y, kept, None if recorded.composed else recorded
+    tensors = [originals.get(id(tensor), tensor) for tensor in tensors]
+    return (y, tensors, kept), None if recorded.composed else recorded
 
 
 def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> MoeGradients:
@@ -126,13 +128,13 @@ def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Te
 
 def _write_forward(
     recorded: RecordedCalls[Kept], call: MoeCall, given: Given, choices: Tensor, operands: MoeOperands, scales: Scales
-) -> tuple[Tensor, Kept]:
+) -> Forward:
     assert call.moe.recorder is not None  # of a call that may be recorded
     with Tape(call.moe.recorder, operands.x, given) as tape:
-        y, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
+        y, tensors, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
     foreign = kept.reader is not None and kept.reader.backend not in call.moe.backends
-    recorded.set_forward(None if foreign else written(tape, given, [y, *kept.tensors]), kept._replace(tensors=()))
-    return y, kept
+    recorded.set_forward(None if foreign else written(tape, given, [y, *tensors]), kept)
+    return y, tensors, kept
 
 
 # ---- composed
@@ -140,9 +142,9 @@ def _write_forward(
 
 def _composed_forward(
     call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving, scales: Scales
-) -> tuple[Tensor, Kept]:
+) -> Forward:
     result = forward(call, choices, operands, arriving)
-    return result.y, kept_by(call, choices, operands, result, scales)
+    return result.y, *kept_by(call, choices, operands, result, scales)
 
 
 def _composed_backward(

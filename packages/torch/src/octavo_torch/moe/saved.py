@@ -39,7 +39,7 @@ class _Saving:
 class MoeContext(Context, Protocol):
     """autograd's ctx of a MoE layer.
 
-    kept     what forward has left, without the tensors, which autograd saves
+    kept     what forward has left beside the tensors that autograd saves
     freed    whether a backward that has not ended has freed what it has read
     dtypes   of the operands; x's is also the dtype of its rows
     recorded   the passes of such calls, if the forward was written down; None: the backward is composed
@@ -60,11 +60,12 @@ def scales_to_keep(call: MoeCall) -> list[Tensor | None]:
 
 def kept_by(
     call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward, scales: Sequence[Tensor | None]
-) -> Kept:
-    """What backward reads, of all gradients that may be asked for; `scales` are those of `scales_to_keep`."""
+) -> tuple[list[Tensor | None], Kept]:
+    """The tensors for autograd to save, and what else backward reads, of all gradients that may be asked for; `scales`
+    are those of `scales_to_keep`."""
     saved = _saved_by(call, choices, operands, result, scales)
     seeds: list[DrawnSeed] = [None if isinstance(seed, Tensor) else seed for seed in result.seeds]
-    return Kept(saved.tensors, saved.by_name, seeds, result.h.reader if isinstance(result.h, RowCodes) else None)
+    return saved.tensors, Kept(saved.by_name, seeds, result.h.reader if isinstance(result.h, RowCodes) else None)
 
 
 def _saved_by(
