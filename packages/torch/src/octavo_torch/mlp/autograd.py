@@ -31,7 +31,7 @@ from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.mlp.call import MlpCall, Operands
 from octavo_torch.mlp.forward import activation_again, forward
 from octavo_torch.mlp.gradients import Gradients, Needs, Part, check_not_freed, freeing, gradients
-from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
+from octavo_torch.recording.calls import Given, RecordedCalls, readable_in_place, repeatable
 from octavo_torch.recording.tape import Tape
 from octavo_torch.scaling.seeds import DrawnSeed
 
@@ -108,7 +108,7 @@ def run_forward(call: MlpCall, operands: Operands) -> tuple[Forward, RecordedCal
     assert call.plan.recorder is not None  # of what is given
     with Tape(call.plan.recorder, operands.x, given) as tape:
         y, tensors, saved = _composed_forward(call, operands)
-    recorded.set_forward(written(tape, given, [y, *tensors]), saved)
+    recorded.set_forward(repeatable(tape, given, [y, *tensors]), saved)
     return (y, tensors, saved), None if recorded.composed else recorded
 
 
@@ -127,7 +127,7 @@ def _given_to_forward(call: MlpCall, operands: Operands) -> Given | None:
         return None
     if any(option is not None for option in (call.out, call.grad_input, call.room, call.probes)):
         return None
-    return direct([*operands, *call.codes_given()], [sizes, *call.state_tensors()])
+    return readable_in_place([*operands, *call.codes_given()], [sizes, *call.state_tensors()])
 
 
 def _composed_forward(call: MlpCall, operands: Operands) -> Forward:
@@ -242,7 +242,7 @@ def _given_to_backward(ctx: MlpContext, tensors: Sequence[Tensor | None], dy: Te
         return None  # what becomes of a weight's gradient is not a launch alone
     sizes, *operands = tensors
     assert sizes is not None  # of a forward that was written down
-    return direct([dy.contiguous(), *operands], [sizes, *call.state_tensors()])
+    return readable_in_place([dy.contiguous(), *operands], [sizes, *call.state_tensors()])
 
 
 def _composed_backward(

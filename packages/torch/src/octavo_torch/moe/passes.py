@@ -21,7 +21,7 @@ from octavo_torch.moe.forward import Arriving, forward
 from octavo_torch.moe.kept import Kept
 from octavo_torch.moe.kept_operands import KeptOperands, free_kept
 from octavo_torch.moe.saved import MoeContext, kept_by, scales_to_keep
-from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
+from octavo_torch.recording.calls import Given, RecordedCalls, readable_in_place, repeatable
 from octavo_torch.recording.tape import Tape
 
 _INT64, _FLOAT32 = torch.int64, torch.float32
@@ -109,7 +109,7 @@ def _cast(choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands]:
 
 def _given_to_forward(call: MoeCall, choices: Tensor, operands: MoeOperands, scales: Scales) -> Given | None:
     """What the launches of a forward read or change; None where they would not read them as they are."""
-    return direct([choices, *operands, *scales, *call.codes_given()], call.state_tensors())
+    return readable_in_place([choices, *operands, *scales, *call.codes_given()], call.state_tensors())
 
 
 def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Tensor) -> Given | None:
@@ -123,7 +123,7 @@ def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Te
         value = None if saved is None else tensors[saved.start]
         if saved is not None and value is not None:
             given[1 + saved.start] = value.to(dtype)
-    return direct(given, call.state_tensors())
+    return readable_in_place(given, call.state_tensors())
 
 
 def _write_forward(
@@ -133,7 +133,7 @@ def _write_forward(
     with Tape(call.moe.recorder, operands.x, given) as tape:
         y, tensors, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
     foreign = kept.reader is not None and kept.reader.backend not in call.moe.backends
-    recorded.set_forward(None if foreign else written(tape, given, [y, *tensors]), kept)
+    recorded.set_forward(None if foreign else repeatable(tape, given, [y, *tensors]), kept)
     return y, tensors, kept
 
 
