@@ -130,7 +130,7 @@ class QuantizeLaunch:
         row_layout, column_layout = (
             self._layouts[direction] if direction in quantizer.directions else PLAIN for direction in PREFIX
         )
-        make_layout = partial(
+        make_spec = partial(
             GroupedTensorSpec,
             shape=quantized,
             groups=groups,
@@ -142,17 +142,17 @@ class QuantizeLaunch:
         outputs = [
             output
             for direction in self._directions
-            for output in self._plane_outputs(direction, quantized, groups, make_layout)
+            for output in self._plane_outputs(direction, quantized, groups, make_spec)
         ]
         outputs += self._extra_outputs(shape, quantized, groups, dtype)
         constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, **geometry(shape)}
         size = self._workspace_bytes(constants, cuda, tokens)
         if self._is_interleaved:
             constants |= {"interleaved_cols": spec.interleaved_cols, "interleaved_rows": spec.interleaved_rows}
-        return QuantizeShapes(make_layout, tuple(outputs), constants, size)
+        return QuantizeShapes(make_spec, tuple(outputs), constants, size)
 
     def _plane_outputs(
-        self, direction: Direction, quantized: Shape, groups: int, make_layout: Callable[[], GroupedTensorSpec]
+        self, direction: Direction, quantized: Shape, groups: int, make_spec: Callable[[], GroupedTensorSpec]
     ) -> list[Output]:
         """Codes, scales and NVFP4's second level of one plane; values instead of codes and scales in that layout."""
         quantizer, layout = self.spec.quantizer, self._layouts[direction]
@@ -160,7 +160,7 @@ class QuantizeLaunch:
             outputs = [(values_shape(direction=direction, groups=groups, **geometry(quantized)), VALUE_DTYPE)]
         else:
             if layout == PLAIN:
-                codes, scales = plane_shapes(make_layout(), direction, layout)
+                codes, scales = plane_shapes(make_spec(), direction, layout)
             else:
                 codes, scales = native_shapes(quantizer, quantized, groups, direction, layout)
             outputs = [(codes, PAYLOAD_DTYPE[quantizer.format]), (scales, SCALE_DTYPE[quantizer.scale_format])]
@@ -270,7 +270,7 @@ class QuantizeLaunch:
 
     def tensor(self, shapes: QuantizeShapes, group_sizes: Tensor | None, outputs: list[Tensor]) -> GroupedTensor:
         """The GroupedTensor of a launch's outputs."""
-        return GroupedTensor(shapes.layout, group_sizes, **{field: outputs[number] for field, number in self.fields})
+        return GroupedTensor(shapes.spec, group_sizes, **{field: outputs[number] for field, number in self.fields})
 
 
 @lru_cache(maxsize=1024)
