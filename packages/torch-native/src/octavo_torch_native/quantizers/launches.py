@@ -252,13 +252,13 @@ class QuantizeLaunch:
         submit(self._native.run, x, arguments)
         del memory
 
-    def record(self, into: octavo_native.Sequence, shapes: QuantizeShapes, cuda: bool, **slots: int) -> None:
-        """Append the launch on contiguous rows to `into`; `slots` are its arrays, by octavo_native's names."""
-        x, plan = slots.pop("x"), slots.pop("plan", 0)
+    def record(self, into: octavo_native.Sequence, shapes: QuantizeShapes, cuda: bool, **places: int) -> None:
+        """Append the launch on contiguous rows to `into`; `places` are its arrays, by octavo_native's names."""
+        x, plan = places.pop("x"), places.pop("plan", 0)
         arguments: dict[str, Any] = {}
         for direction, layout, names in self._planes:
-            arguments[direction] = _plane(layout, [slots.pop(name) for name in names])
-        arguments |= slots
+            arguments[direction] = _plane(layout, [places.pop(name) for name in names])
+        arguments |= places
         self._native.run(
             cuda=cuda,
             input=InputArgs(x=x, row_stride=shapes.constants["cols"], plan=plan, **shapes.constants),
