@@ -203,7 +203,9 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         of_tokens=quantizer.of_tokens,
         of_mxfp4=quantizer.of_mxfp4 if request.stacked else None,
         round_first=_round_first,
-        interleaved=None if not request.stacked or _refuses_turns(request, 1) else partial(_interleaved, request),
+        interleaved=None
+        if not request.stacked or _interleaving_refusal(request, 1)
+        else partial(_interleaved, request),
         update_scales=update_scales if delayed else None,
         record_amax=record_amax if delayed else None,
         multiplied=multiplied(request, partial(_multiplied, request), of_array=True),
@@ -227,7 +229,7 @@ def _multiplied(request: QuantizeRequest, directions: frozenset[Direction]) -> B
     return BoundQuantize(rows, prepare=index_groups, of_tokens=rows_of_tokens.of_tokens)
 
 
-def _refuses_turns(request: QuantizeRequest, block: int) -> str | None:
+def _interleaving_refusal(request: QuantizeRequest, block: int) -> str | None:
     spec = request.quantizer
     return support.interleaving_refusal(
         block, request.in_dtype, spec.scaling, cuda=request.device == "cuda", square=spec.square, mxfp4=bool(spec.mxfp4)
@@ -241,7 +243,7 @@ def _interleaved(
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.quantizer import Interleaving, Quantizer
 
-    if _refuses_turns(request, block):
+    if _interleaving_refusal(request, block):
         return None
     turns: Interleaving = {"interleaved_rows": block} if weight == "nk" else {"interleaved_cols": block}
     quantizer = Quantizer(request.quantizer, request.layouts, DTYPES[request.in_dtype], **turns)

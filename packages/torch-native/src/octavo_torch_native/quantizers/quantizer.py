@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
-from octavo_torch.plugin_api import GroupedTensor, seed_tensor
+from octavo_torch.plugin_api import OPERANDS, GroupedTensor, seed_tensor
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import planes_of, write_sizes
@@ -34,9 +34,6 @@ class Interleaving(TypedDict, total=False):
 
     interleaved_cols: int
     interleaved_rows: int
-
-
-_OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 
 Inputs = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
@@ -66,7 +63,7 @@ class Quantizer:
         self._layouts = layouts
         self._by_operand: dict[str | None, tuple[str, QuantizeLaunch]] = {}
         self._with_amax: dict[str | None, tuple[str, QuantizeLaunch]] = {}
-        for operand in _OPERANDS:
+        for operand in OPERANDS:
             text = spec_text(QuantizeSpec(spec, operand, layouts, **interleaved))
             self._by_operand[operand] = text, launch_of(text)
             text = spec_text(QuantizeSpec(spec, operand, layouts, amax=True, **interleaved))
