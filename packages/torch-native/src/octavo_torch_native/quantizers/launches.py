@@ -30,7 +30,7 @@ from octavo_torch_native.quantizers.planes import (
     plane_shapes,
 )
 from octavo_torch_native.quantizers.shapes import Output, QuantizeShapes
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
+from octavo_torch_native.quantizers.spec import spec_from
 
 _PROLOGUE_OUTPUTS = ("dprobs", "forward", "mean", "rstd")
 _EXTRAS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
@@ -51,14 +51,15 @@ def _plane(layout: int, addresses: Sequence[int]) -> PlaneArgs:
 class QuantizeLaunch:
     """The launches of one QuantizeSpec.
 
+    text       the spec, as the operators take it
     fields     GroupedTensor's planes, each with the number of the output that holds it; shared codes have one output
     extras     names of the outputs after the planes
     arguments  octavo_native's names of all outputs
     """
 
-    def __init__(self, spec: QuantizeSpec) -> None:
-        quantizer = spec.quantizer
-        self.spec = spec
+    def __init__(self, text: str) -> None:
+        spec = self.spec = spec_from(text)
+        self.text, quantizer = text, spec.quantizer
         self.extras = [name for name in _EXTRAS if getattr(spec, name)]
         if spec.prologue == "norm":
             self.extras += ["mean", "rstd"] if spec.norm == "layer" else ["rstd"]
@@ -276,4 +277,4 @@ class QuantizeLaunch:
 @lru_cache(maxsize=1024)
 def launch_of(text: str) -> QuantizeLaunch:
     """The launches of the QuantizeSpec of this text."""
-    return QuantizeLaunch(spec_from(text))
+    return QuantizeLaunch(text)
