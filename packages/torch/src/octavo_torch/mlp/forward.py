@@ -154,10 +154,7 @@ def run_fused(
     if fused.without_codes is not None:
         return None, fused.without_codes(*arrays, call.sizes, probs=probs, wanted=extras)
     if not fused.codes:
-        _, computed = run(
-            *arrays, call.sizes, probs=probs, wanted=extras, seed=seed, operand=operand, group_offset=call.group_offset
-        )
-        return None, computed
+        state = None  # of the codes that `run` makes all the same, and nothing reads
     record = record and call.record
     scale = None
     if state is not None:
@@ -174,4 +171,4 @@ def run_fused(
             assert computed.activated is not None  # always there, see Extras
             amax = operators.group_amax_of(computed.activated, group_sizes_of(call.sizes))
         state.record(operand, amax)
-    return codes, computed
+    return codes if fused.codes else None, computed
