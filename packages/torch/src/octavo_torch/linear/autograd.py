@@ -147,7 +147,7 @@ class GroupedLinearFunction(FirstOrderFunction):
         bias_scales: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
+        """y [M, N], written into `out` if it is given. `anchor`: see parameters.anchor_of."""
         layer = call.layer
         values = call.values_of(weight)
         y, rows, matrices = run_forward(call, forward_seed(call), x, values, bias, bias_scales)

@@ -72,7 +72,7 @@ class GroupedMLPFunction(FirstOrderFunction):
         bias2_scales: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
+        """y [M, N], written into `out` if it is given. `anchor`: see parameters.anchor_of."""
         dtypes = dtypes_of(x, w1, w2, probs, bias1, bias2, bias2_scales, anchor)
         w1, w2 = call.fc1.values_of(w1), call.fc2.values_of(w2)
         (y, tensors, ctx.saved), ctx.recorded = run_forward(

@@ -15,7 +15,7 @@ from octavo_torch.dispatch.prepared_sizes import PrepareFunction
 from octavo_torch.linear.arguments import check_state
 from octavo_torch.linear.call import Call, Options
 from octavo_torch.linear.contexts import unwrapped_state
-from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, resolve_weight
+from octavo_torch.linear.parameters import Parameters, anchor_of, mark_written, resolve_weight
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.recording.calls import Given, shapes_of
 from octavo_torch.scaling.delayed_state import DelayedState

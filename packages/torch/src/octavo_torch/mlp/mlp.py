@@ -22,7 +22,7 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
 from octavo_torch.linear.grouped import InputRows
-from octavo_torch.linear.prepare import mark_written, parameters_of
+from octavo_torch.linear.parameters import mark_written, parameters_of
 from octavo_torch.linear.quantized_input import QUANTIZED, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_mlp, check_operands

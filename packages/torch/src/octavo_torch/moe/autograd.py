@@ -46,7 +46,7 @@ class MoeFunction(FirstOrderFunction):
         bias2: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [T, N]. `anchor`: see prepare.anchor_of."""
+        """y [T, N]. `anchor`: see parameters.anchor_of."""
         dtypes = dtypes_of(x, w1, w2, weights, bias1, bias2, anchor)
         operands = MoeOperands(x, call.fc1.values_of(w1), call.fc2.values_of(w2), weights, bias1, bias2)
         choices, operands, arriving = arrive(call, choices, operands)

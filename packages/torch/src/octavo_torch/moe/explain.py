@@ -21,7 +21,7 @@ from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer
-from octavo_torch.linear.prepare import parameters_of
+from octavo_torch.linear.parameters import parameters_of
 from octavo_torch.mlp.arguments import check_operands
 from octavo_torch.mlp.plan import MlpPlan, Needed
 from octavo_torch.moe import moe

@@ -19,7 +19,7 @@ from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
-from octavo_torch.linear.prepare import CastWeight, GivenWeight, parameters_of
+from octavo_torch.linear.parameters import CastWeight, GivenWeight, parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_common, check_operands
 from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
