@@ -9,10 +9,10 @@ from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import READERS, Gemm
 from octavo_registry.contract import Plan
 from octavo_registry.dispatch.layer_plan import QuantizePlan
-from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layer import Layer, Planes
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.memo import Memo
-from octavo_torch.mlp.plan import MlpPlan, Planes, plans_of, read_at_once_again
+from octavo_torch.mlp.plan import MlpPlan, plans_of, read_at_once_again
 from octavo_torch.moe.forms import Form, WeightCodes
 from octavo_torch.moe.kept import Kept
 from octavo_torch.moe.tokens import gathers, gathers_codes, quantizer_of_tokens, takes_tokens
