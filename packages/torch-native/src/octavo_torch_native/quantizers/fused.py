@@ -53,7 +53,7 @@ class _Fused:
         self._launches: Bounded[tuple[Any, ...], QuantizeLaunch] = Bounded()
         self._value_launches: dict[frozenset[str], QuantizeLaunch] = {}
 
-    def _launch(
+    def _quantize(
         self,
         x: Tensor,
         group_sizes: GroupSizes,
@@ -140,7 +140,7 @@ class ActQuantizer(_Fused):
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of [M, F], of x [M, F] or [M, 2 F]; see octavo_torch.act_quantize."""
-        return self._launch(
+        return self._quantize(
             x,
             group_sizes,
             operand,
@@ -178,7 +178,7 @@ class DactQuantizer(_Fused):
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of x's shape, of dy [M, F] in x's dtype; see octavo_torch.dact_quantize."""
-        return self._launch(
+        return self._quantize(
             x,
             group_sizes,
             operand,
@@ -221,7 +221,7 @@ class NormQuantizer(_Fused):
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of [M, C], with `rstd`, and `mean` for LayerNorm; see octavo_torch.norm_quantize."""
-        return self._launch(
+        return self._quantize(
             x, group_sizes, operand, wanted, _Rounding(seed, group_offset, scale),
             _PrologueInputs(gamma=gamma, beta=beta), norm=self._norm, epsilon=float(epsilon),
         )  # fmt: skip

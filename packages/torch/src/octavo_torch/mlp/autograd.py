@@ -99,9 +99,8 @@ def run_forward(call: MlpCall, operands: Operands) -> tuple[Forward, RecordedCal
     recorded = None if given is None else call.plan.calls.of(call.kind(given))
     if recorded is None or given is None:
         return _composed_forward(call, operands), None
-    again = recorded.forward
-    if again is not None:
-        y, *results = again.run(given, operands.x)
+    if recorded.forward is not None:
+        y, *results = recorded.forward.run(given, operands.x)
         call.mark_states()
         assert y is not None  # every forward returns it
         return (y, results, recorded.kept), recorded
@@ -114,7 +113,7 @@ def run_forward(call: MlpCall, operands: Operands) -> tuple[Forward, RecordedCal
 
 def _given_to_forward(call: MlpCall, operands: Operands) -> Given | None:
     """What the launches of a forward read or change; None where they would not read them as they are, or a pass does
-    more than to launch."""
+    more than launch."""
     sizes = call.sizes
     if (
         call.plan.recorder is None

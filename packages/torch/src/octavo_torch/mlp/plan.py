@@ -48,8 +48,10 @@ def read_at_once(*, postponed: bool) -> dict[Operand, Planes]:
 
 
 def read_at_once_again(first: Mapping[Operand, Planes]) -> dict[Operand, Planes]:
-    """The same in a backward that quantizes x, the activation and the weights again, for their gradients, where `first`
-    are those of the whole layer: columns of x wait where those of dy do, for the weight's gradient."""
+    """`read_at_once` of a backward that quantizes x, the activation and the weights again: the planes for gradients.
+
+    first   that of the whole layer. A postponed weight gradient reads columns of x later, as it does those of dy
+    """
     _, of_wgrad = first["dy"]
     return {**first, "x": (False, of_wgrad), "w": (False, True)}
 
@@ -63,7 +65,7 @@ class MlpPlan:
     act, dact   the quantizers around the activation: fused with it, or composed
     prepare     prepares group sizes for everything here; None: they are taken as they are
     recorder    writes down the launches of a pass; None where backends are several, or the one has none, or a pass does
-                more than to launch: draws seeds, or computes an activation by torch's operations
+                more than launch: it draws seeds, or computes an activation by torch's operations
     calls       the passes of calls that are written down
     at_once     the planes that are read in the pass that quantizes them, of both layers
     """

@@ -56,11 +56,10 @@ def run_forward(
         return _composed_forward(call, choices, operands, arriving, scales), None
     y: Tensor | None
     tensors: Sequence[Tensor | None]
-    again = recorded.forward
-    if again is None:
+    if recorded.forward is None:
         y, tensors, kept = _write_forward(recorded, call, given, *cast, scales)
     else:
-        y, *tensors = again.run(given, operands.x)
+        y, *tensors = recorded.forward.run(given, operands.x)
         call.mark_states()
         kept = recorded.kept
     assert y is not None  # every forward returns it

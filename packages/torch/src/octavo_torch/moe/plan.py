@@ -53,7 +53,7 @@ class MoePlan:
     prepare    prepares group sizes for everything here; None: they are taken as they are
     backends   the names of those that serve everything here
     recorder   writes down the launches of its passes; None where backends are several, or the one has none, or a pass
-               does more than to launch: draws seeds, or computes an activation by torch's operations
+               does more than launch: it draws seeds, or computes an activation by torch's operations
     calls      the passes of such calls that are written down, by what their launches depend on
     """
 
