@@ -13,7 +13,7 @@ from octavo_torch.plugin_api import DTYPE_NAMES, Bounded, Extras, GroupedTensor,
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
-from octavo_torch_native.quantizers.spec import Prologue, QuantizeSpec, spec_text
+from octavo_torch_native.quantizers.spec import LaunchSpec, Prologue, spec_text
 
 GroupSizes = Tensor | GroupIndex | None
 Wanted = tuple[str, ...] | None
@@ -65,7 +65,7 @@ class _Fused:
     ) -> tuple[GroupedTensor, Extras]:
         """Codes and the extras that are wanted.
 
-        function   fields of QuantizeSpec that name what the prologue computes
+        function   fields of LaunchSpec that name what the prologue computes
         """
         key = (operand, wanted, *function.values())
         launch = self._launches.get(key) or self._new_launch(operand, wanted, function)
@@ -83,7 +83,7 @@ class _Fused:
         names = self._everything if wanted is None else wanted
         outputs: dict[str, Any] = {name: name in names for name in _OUTPUTS}
         operand_of_bits = operand or self._spec.role
-        spec = QuantizeSpec(self._spec, operand_of_bits, self._layouts, self._prologue, **function, **outputs)
+        spec = LaunchSpec(self._spec, operand_of_bits, self._layouts, self._prologue, **function, **outputs)
         launch = self._launches[operand, wanted, *function.values()] = launch_of(spec_text(spec))
         return launch
 
@@ -105,7 +105,7 @@ class _Fused:
         return Extras(**dict(zip(launch.extras, outputs, strict=True)))
 
     def _new_value_launch(self, names: frozenset[str], activation: Activation) -> QuantizeLaunch:
-        spec = QuantizeSpec(
+        spec = LaunchSpec(
             _UNREAD,
             "x",
             prologue=self._prologue,

@@ -1,4 +1,4 @@
-"""QuantizeLaunch: the launches of one QuantizeSpec, and the shapes of what they write."""
+"""QuantizeLaunch: the launches of one LaunchSpec, and the shapes of what they write."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _plane(layout: int, addresses: Sequence[int]) -> PlaneArgs:
 
 
 class QuantizeLaunch:
-    """The launches of one QuantizeSpec.
+    """The launches of one LaunchSpec.
 
     text       the spec, as the operators take it
     fields     GroupedTensor's planes, each with the number of the output that holds it; shared codes have one output
@@ -276,5 +276,5 @@ class QuantizeLaunch:
 
 @lru_cache(maxsize=1024)
 def launch_of(text: str) -> QuantizeLaunch:
-    """The launches of the QuantizeSpec of this text."""
+    """The launches of the LaunchSpec of this text."""
     return QuantizeLaunch(text)

@@ -17,7 +17,7 @@ from octavo_torch_native.quantizers.buffers import planes_of, write_sizes
 from octavo_torch_native.quantizers.dequantizer import converted
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
 from octavo_torch_native.quantizers.shapes import QuantizeShapes
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
+from octavo_torch_native.quantizers.spec import LaunchSpec, spec_text
 
 
 class Rounding(TypedDict, total=False):
@@ -64,9 +64,9 @@ class Quantizer:
         self._by_operand: dict[str | None, QuantizeLaunch] = {}
         self._with_amax: dict[str | None, QuantizeLaunch] = {}
         for operand in OPERANDS:
-            text = spec_text(QuantizeSpec(spec, operand, layouts, **interleaved))
+            text = spec_text(LaunchSpec(spec, operand, layouts, **interleaved))
             self._by_operand[operand] = launch_of(text)
-            text = spec_text(QuantizeSpec(spec, operand, layouts, amax=True, **interleaved))
+            text = spec_text(LaunchSpec(spec, operand, layouts, amax=True, **interleaved))
             self._with_amax[operand] = launch_of(text)
         self._by_operand[None] = self._by_operand[spec.role]
         self._with_amax[None] = self._with_amax[spec.role]
