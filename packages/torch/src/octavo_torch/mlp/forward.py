@@ -52,10 +52,11 @@ class SecondLayer(NamedTuple):
 
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
     """y [M, N], and what backward may need of what was computed on the way to it."""
+    x, w1, w2, probs, bias1, bias2, bias2_scales = operands
     seed1, seed2 = forward_seeds(call)
-    w2_quantizer = ConcurrentQuantizer.of(call, operands.w2, seed2)
-    first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1, w2_quantizer)
-    second = second_layer(call, seed2, first.h, operands, w2_quantizer)
+    w2_quantizer = ConcurrentQuantizer.of(call, w2, seed2)
+    first = first_layer(call, seed1, x, w1, bias1, w2_quantizer)
+    second = second_layer(call, seed2, first.h, probs, w2, bias2, bias2_scales, w2_quantizer)
     return MlpForward(second.y, first.h, first.x, first.w1, second.a, second.w2)
 
 
@@ -84,15 +85,22 @@ def first_layer(
 
 
 def second_layer(
-    call: MlpCall, seed: DrawnSeed, h: Tensor, operands: Operands, w2_quantizer: ConcurrentQuantizer | None = None
+    call: MlpCall,
+    seed: DrawnSeed,
+    h: Tensor,
+    probs: Tensor | None,
+    w2: Tensor,
+    bias2: Tensor | None,
+    bias2_scales: Tensor | None,
+    w2_quantizer: ConcurrentQuantizer | None,
 ) -> SecondLayer:
     """fc2's product of h's activation and w2, whose codes are those of `w2_quantizer` if it was given to fc1."""
     fc2 = call.fc2
-    a, fc2.x_codes = activation_of(call, h, operands.probs, seed)
+    a, fc2.x_codes = activation_of(call, h, probs, seed)
     rows = h if a is None else a
     if w2_quantizer is not None:
         fc2.w_made = w2_quantizer.w2_codes()
-    second = SecondLayer(*run_forward(fc2, seed, rows, operands.w2, operands.bias2, operands.bias2_scales))
+    second = SecondLayer(*run_forward(fc2, seed, rows, w2, bias2, bias2_scales))
     fc2.x_codes = None  # may hold values, which backward does not read
     return second
 

@@ -16,7 +16,6 @@ from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.linear.autograd import RowValues, quantize_operand
 from octavo_torch.linear.call import Call
-from octavo_torch.mlp.call import Operands
 from octavo_torch.mlp.concurrent_quantizer import ConcurrentQuantizer
 from octavo_torch.mlp.forward import first_layer, forward_seeds, second_layer
 from octavo_torch.moe.call import MoeCall, MoeOperands
@@ -68,8 +67,8 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
     del rows, rows_read
     call.fc1.x_codes = None
     kept_h = h if call.moe.hidden is None else keep_rows(call.moe.hidden, h, call.sizes, call.backend)
-    of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
-    y, a, matrices2 = second_layer(call, seeds[1], h, of_second, w2_quantizer)
+    bias2_scales = None if bias2 is None else probs
+    y, a, matrices2 = second_layer(call, seeds[1], h, probs, w2, bias2, bias2_scales, w2_quantizer)
     _record(call.fc2, call.moe.amax_only[1], a, matrices2)
     combined = call.combine(call.moves.results, y, places)()
     return MoeForward(
