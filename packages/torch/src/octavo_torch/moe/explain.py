@@ -145,31 +145,31 @@ def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
 
     reads_bias2   the gradient of fc2's bias, or of its weights, is computed
     """
-    made, fc1, fc2 = call.moe, call.moe.forward.fc1, call.moe.forward.fc2
-    again = made.backward.fc1
+    plan, fc1, fc2 = call.moe, call.moe.forward.fc1, call.moe.forward.fc2
+    fc1_again = plan.backward.fc1
     watched = call.fc1.probe is not None
-    if made.x_gathered and not watched:
+    if plan.x_gathered and not watched:
         yield "x in fprop", f"{_backend(fc1, 'fprop')} reads the tokens in its product; no row of them is written"
-    elif made.x_codes_of_tokens is not None and not watched:
-        yield "x in fprop", f"{_gathers_codes(made.x_codes_of_tokens, fc1, 'fprop')}; no row of them is written"
-    elif made.x_of_tokens and not watched:
+    elif plan.x_codes_of_tokens is not None and not watched:
+        yield "x in fprop", f"{_gathers_codes(plan.x_codes_of_tokens, fc1, 'fprop')}; no row of them is written"
+    elif plan.x_of_tokens and not watched:
         yield "x in fprop", f"{fc1.quantizers['x'].backend} quantizes the tokens; no row of them is written"
     else:
         yield "x in fprop", f"rows are permuted first: {_why_rows_of_x(call, watched)}"
     if fc1.need_dw:
-        if made.wgrad_gathers:
+        if plan.wgrad_gathers:
             how = f"{_backend(fc1, 'wgrad')} reads the tokens in its product"
         elif call.form == "keep_all":
             how = 'kept from forward: form is "keep_all"'
-        elif takes_tokens(again, "x"):
-            how = f"{again.quantizers['x'].backend} quantizes the tokens in backward"
+        elif takes_tokens(fc1_again, "x"):
+            how = f"{fc1_again.quantizers['x'].backend} quantizes the tokens in backward"
         else:
-            how = f"rows are permuted again: {_takes_none(again, 'x', 'wgrad')}"
+            how = f"rows are permuted again: {_takes_none(fc1_again, 'x', 'wgrad')}"
         yield "x in wgrad", how
     if fc2.need_dx or fc2.need_dw:
         yield "dy", _dy(fc2, call, reads_bias2)
-    if made.hidden is not None:
-        yield "fc1's result", f'{made.hidden.backend} quantizes it for backward: form is "lean"'
+    if plan.hidden is not None:
+        yield "fc1's result", f'{plan.hidden.backend} quantizes it for backward: form is "lean"'
 
 
 def _gathers_codes(once: QuantizePlan, layer: Layer, gemm: Gemm) -> str:
@@ -205,12 +205,12 @@ def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
     return f"rows are permuted first: {why}"
 
 
-def _dy_by_token(fc2: Layer, made: MoePlan, unquantized: Sequence[Gemm]) -> Iterator[str]:
+def _dy_by_token(fc2: Layer, plan: MoePlan, unquantized: Sequence[Gemm]) -> Iterator[str]:
     """What reads dy's tokens: the quantizers, and the products that read it unquantized."""
-    if made.dy_codes_of_tokens is None:
+    if plan.dy_codes_of_tokens is None:
         yield f"{fc2.quantizers['dy'].backend} quantizes it by token"
     else:
-        tokens, columns = made.dy_codes_of_tokens
+        tokens, columns = plan.dy_codes_of_tokens
         yield _gathers_codes(tokens, fc2, "dgrad")
         if columns is not None:
             yield f"for wgrad {columns.backend} quantizes it by token"
