@@ -96,7 +96,7 @@ class GroupedMLPFunction(FirstOrderFunction):
 def run_forward(call: MlpCall, operands: Operands) -> tuple[Forward, RecordedCalls[SavedByName] | None]:
     """A forward, of a call with sizes as they were given; and the passes of such calls, None where it is composed."""
     given = _given_to_forward(call, operands)
-    recorded = None if given is None else call.plan.calls.of(call.kind(given))
+    recorded = None if given is None else call.plan.recorded_calls.of(call.kind(given))
     if recorded is None or given is None:
         return _composed_forward(call, operands), None
     if recorded.forward is not None:

@@ -66,7 +66,7 @@ class MlpPlan:
     prepare     prepares group sizes for everything here; None: they are taken as they are
     recorder    writes down the launches of a pass; None where backends are several, or the one has none, or a pass does
                 more than launch: it draws seeds, or computes an activation by torch's operations
-    calls       the passes of calls that are written down
+    recorded_calls   the passes of calls that are written down
     at_once     the planes that are read in the pass that quantizes them, of both layers
     """
 
@@ -76,12 +76,12 @@ class MlpPlan:
         "act",
         "activation",
         "at_once",
-        "calls",
         "dact",
         "fc1",
         "fc2",
         "prepare",
         "recipe",
+        "recorded_calls",
         "recorder",
     )
 
@@ -102,7 +102,7 @@ class MlpPlan:
         self._leaving: dict[int, MlpPlan] = {}
         self._interleaved: dict[int, MlpPlan] = {}
         self.recorder = self._recorder()
-        self.calls: Kinds[SavedByName] = Kinds()
+        self.recorded_calls: Kinds[SavedByName] = Kinds()
 
     def _recorder(self) -> MakeRecorder[Tensor] | None:
         fc1, fc2 = self.fc1, self.fc2

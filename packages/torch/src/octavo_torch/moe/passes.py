@@ -51,7 +51,7 @@ def run_forward(
     scales = scales_to_keep(call)
     cast = _cast(choices, operands) if _may_be_recorded(call, choices) else None
     given = None if cast is None else _given_to_forward(call, *cast, scales)
-    recorded = None if given is None else call.moe.calls.of(call.kind(given))
+    recorded = None if given is None else call.moe.recorded_calls.of(call.kind(given))
     if recorded is None or given is None or cast is None:
         return _composed_forward(call, choices, operands, arriving, scales), None
     y: Tensor | None

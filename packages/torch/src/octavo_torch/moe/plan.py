@@ -54,19 +54,19 @@ class MoePlan:
     backends   the names of those that serve everything here
     recorder   writes down the launches of its passes; None where backends are several, or the one has none, or a pass
                does more than launch: it draws seeds, or computes an activation by torch's operations
-    calls      the passes of such calls that are written down, by what their launches depend on
+    recorded_calls   the passes of such calls that are written down, by what their launches depend on
     """
 
     __slots__ = (
         "amax_only",
         "backends",
         "backward",
-        "calls",
         "dy_codes_of_tokens",
         "dy_of_tokens",
         "forward",
         "hidden",
         "prepare",
+        "recorded_calls",
         "recorder",
         "wgrad_gathers",
         "x_codes_of_tokens",
@@ -103,7 +103,7 @@ class MoePlan:
         self.prepare = shared_prepare([self.forward.prepare, self.backward.prepare, *prepared])
         self.backends = frozenset(plan.backend for plan in self._plans())
         self.recorder = self.forward.recorder if len(self.backends) == 1 else None
-        self.calls: Kinds[Kept] = Kinds()
+        self.recorded_calls: Kinds[Kept] = Kinds()
 
     def _plans(self) -> Iterator[Plan]:
         yield from plans_of(self.forward)
