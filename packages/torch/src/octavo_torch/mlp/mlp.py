@@ -28,7 +28,7 @@ from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_mlp, check_operands
 from octavo_torch.mlp.autograd import grouped_mlp_function, run_forward
 from octavo_torch.mlp.call import MlpCall, Operands
-from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
+from octavo_torch.mlp.plan import MlpPlan, RequiredGradients, mlp_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import for_backward
 from octavo_torch.wgrad.graph_route import graph_route
@@ -83,7 +83,7 @@ def apply(
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
     need_da = needs[0] or needs[1] or needs[3] or needs[4]
-    needed = Needed(needs[0], needs[1], needs[2], need_da, call.delayed_wgrad is not None)
+    needed = RequiredGradients(needs[0], needs[1], needs[2], need_da, call.delayed_wgrad is not None)
     sizes, at_host = as_sizes(group_sizes, x.shape[0], first.weight.shape[0], x)
     plan = mlp_plan_for(recipe, name, x, first.weight, second.weight, at_host, needed, call.backend)
     check_mlp(call, plan, arrays)
@@ -243,6 +243,6 @@ def explain_mlp(
     name = check_operands(x, first, second, activation)
     _, at_host = as_sizes(group_sizes, x.shape[0], first.shape[0], x)
     needs = x.requires_grad, first.requires_grad, second.requires_grad
-    needed = Needed(*needs, needs[0] or needs[1])
+    needed = RequiredGradients(*needs, needs[0] or needs[1])
     names = backend_names(backend)
     return mlp_plan_for(recipe_of(recipe), name, x, first, second, at_host, needed, names)

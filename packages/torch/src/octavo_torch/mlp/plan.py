@@ -27,7 +27,7 @@ from octavo_torch.recording.calls import Kinds
 
 
 @dataclass(frozen=True)
-class Needed:
+class RequiredGradients:
     """Which gradients a call of an MLP computes.
 
     da          of the activation, by fc2's dgrad: those of x, w1, bias1 and probs are computed from it
@@ -174,7 +174,7 @@ def mlp_plan_for(
     w1: Tensor,
     w2: Tensor,
     at_host: bool,
-    needed: Needed,
+    needed: RequiredGradients,
     backend: str | tuple[str, ...] | None,
 ) -> MlpPlan:
     """The plan for operands that fit together, remembered by the recipe's identity: a recipe does not change."""

@@ -23,7 +23,7 @@ from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.linear.parameters import parameters_of
 from octavo_torch.mlp.arguments import check_operands
-from octavo_torch.mlp.plan import MlpPlan, Needed
+from octavo_torch.mlp.plan import MlpPlan, RequiredGradients
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.parallel.explain import ExchangePlan, explain_own_exchange
@@ -98,7 +98,7 @@ def explain_moe(x: Tensor, given: Given, rule: RouterRule, call: MoeCall, adapte
     arrays = MoeOperands(x, first.weight, second.weight, logits, first.bias, second.bias)
     needs = [value is not None and value.requires_grad for value in arrays]
     of_choices = needs[0] or given.router.requires_grad
-    needed = Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or of_choices or needs[4])
+    needed = RequiredGradients(needs[0], needs[1], needs[2], needs[0] or needs[1] or of_choices or needs[4])
     plan = moe.resolve(call, name, arrays, needed)
     adapted_words = "rows are permuted first: the layer has adapters, and its products and its activation run apart"
     reads_bias2 = needs[5] or (of_choices and second.bias is not None)

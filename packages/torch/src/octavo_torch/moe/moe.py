@@ -22,7 +22,7 @@ from octavo_torch.linear import contexts
 from octavo_torch.linear.parameters import CastWeight, GivenWeight, parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_common, check_operands
-from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
+from octavo_torch.mlp.plan import MlpPlan, RequiredGradients, mlp_plan_for
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.autograd import moe_function
 from octavo_torch.moe.call import MoeCall, MoeOperands
@@ -74,7 +74,8 @@ def apply(
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
     need_da = needs[0] or needs[1] or needs[3] or needs[4]
-    resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], need_da, call.delayed_wgrad is not None))
+    needed = RequiredGradients(needs[0], needs[1], needs[2], need_da, call.delayed_wgrad is not None)
+    resolve(call, name, arrays, needed)
     w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     if call.ep is not None:
         sides = Sides(x.shape[1], arrays.w2.shape[2], arrays.w2.shape[1], arrays.w1.shape[0])
@@ -96,7 +97,7 @@ def _own_leaves(weight: GivenWeight) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: Needed) -> MlpPlan:
+def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: RequiredGradients) -> MlpPlan:
     """Sets the call's plans, its layers, and the functions that move rows.
 
     Returns the experts' plan before it is narrowed to what the call's form computes in each pass.
