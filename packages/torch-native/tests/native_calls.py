@@ -25,7 +25,7 @@ from octavo_torch_native.plugin import NAME
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import check_buffer, planes_of, write_sizes
 from octavo_torch_native.quantizers.launches import launch_of
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from, spec_text
+from octavo_torch_native.quantizers.spec import LaunchSpec, spec_from, spec_text
 
 PLAIN_LAYOUTS = (PLAIN, PLAIN)
 
@@ -83,7 +83,7 @@ def _launched(
     scale: Tensor | None = None,
     unchanged: Tensor | None = None,
 ) -> Quantized:
-    text = spec_text(QuantizeSpec(spec, operand or spec.role, layouts, **dict.fromkeys(extras, True)))
+    text = spec_text(LaunchSpec(spec, operand or spec.role, layouts, **dict.fromkeys(extras, True)))
     launch = launch_of(text)
     if isinstance(group_sizes, list | np.ndarray):
         group_sizes = torch.from_numpy(np.asarray(group_sizes, np.int64))
@@ -132,7 +132,7 @@ convert = partial(octavo_torch.convert_layout, backend=NAME)
 group_amax = octavo_torch.group_amax
 
 
-def watch_quantizers(monkeypatch: pytest.MonkeyPatch) -> list[QuantizeSpec]:
+def watch_quantizers(monkeypatch: pytest.MonkeyPatch) -> list[LaunchSpec]:
     """The spec of every launch of a quantizer from here on, in their order."""
     quantize, specs = operators.quantize, []
 

@@ -189,7 +189,7 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.delayed import record_amax, update_scales
     from octavo_torch_native.quantizers.quantizer import Quantizer
-    from octavo_torch_native.quantizers.values import multiplied
+    from octavo_torch_native.quantizers.values import if_valued
 
     quantizer = Quantizer(request.quantizer, request.layouts, DTYPES[request.in_dtype])
     delayed = request.quantizer.scaling == "delayed"
@@ -203,14 +203,16 @@ def _bind_quantize(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTen
         of_tokens=quantizer.of_tokens,
         of_mxfp4=quantizer.of_mxfp4 if request.stacked else None,
         round_first=_round_first,
-        interleaved=None if not request.stacked or _refuses_turns(request, 1) else partial(_interleaved, request),
+        interleaved=None
+        if not request.stacked or _interleaving_refusal(request, 1)
+        else partial(_interleaved, request),
         update_scales=update_scales if delayed else None,
         record_amax=record_amax if delayed else None,
-        multiplied=multiplied(request, partial(_multiplied, request), of_array=True),
+        multiplied=if_valued(request, partial(_writing_values, request), of_array=True),
     )
 
 
-def _multiplied(request: QuantizeRequest, directions: frozenset[Direction]) -> BoundQuantize[Tensor, GroupedTensor]:
+def _writing_values(request: QuantizeRequest, directions: frozenset[Direction]) -> BoundQuantize[Tensor, GroupedTensor]:
     """A quantizer that writes planes of these directions as values where it can."""
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.quantizer import Quantizer
@@ -227,7 +229,7 @@ def _multiplied(request: QuantizeRequest, directions: frozenset[Direction]) -> B
     return BoundQuantize(rows, prepare=index_groups, of_tokens=rows_of_tokens.of_tokens)
 
 
-def _refuses_turns(request: QuantizeRequest, block: int) -> str | None:
+def _interleaving_refusal(request: QuantizeRequest, block: int) -> str | None:
     spec = request.quantizer
     return support.interleaving_refusal(
         block, request.in_dtype, spec.scaling, cuda=request.device == "cuda", square=spec.square, mxfp4=bool(spec.mxfp4)
@@ -241,7 +243,7 @@ def _interleaved(
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.quantizer import Interleaving, Quantizer
 
-    if _refuses_turns(request, block):
+    if _interleaving_refusal(request, block):
         return None
     turns: Interleaving = {"interleaved_rows": block} if weight == "nk" else {"interleaved_cols": block}
     quantizer = Quantizer(request.quantizer, request.layouts, DTYPES[request.in_dtype], **turns)
@@ -262,7 +264,7 @@ def _round_first(request: QuantizeRequest) -> BoundQuantize[Tensor, GroupedTenso
 def _bind_fused(request: FusedRequest) -> AnyBoundFused:
     from octavo_torch_native.arrays.group_index import index_groups
     from octavo_torch_native.quantizers.fused import ActQuantizer, DactQuantizer, NormQuantizer
-    from octavo_torch_native.quantizers.values import layouts_with_values, multiplied
+    from octavo_torch_native.quantizers.values import if_valued, layouts_with_values
 
     spec = request.quantizer
     if isinstance(request, NormRequest):
@@ -274,14 +276,14 @@ def _bind_fused(request: FusedRequest) -> AnyBoundFused:
             run = ActQuantizer(spec, layouts, request.activation)
             return BoundActQuantize(run, prepare=index_groups, values=run.values)
 
-        return replace(act(), multiplied=multiplied(request, act, of_array=False))
+        return replace(act(), multiplied=if_valued(request, act, of_array=False))
 
     def dact(directions: frozenset[Direction] = frozenset()) -> BoundDactQuantize[Tensor, GroupedTensor]:
         layouts = layouts_with_values(request, directions, of_array=False)
         run = DactQuantizer(spec, layouts, request.activation)
         return BoundDactQuantize(run, prepare=index_groups, values=run.values)
 
-    return replace(dact(), multiplied=multiplied(request, dact, of_array=False))
+    return replace(dact(), multiplied=if_valued(request, dact, of_array=False))
 
 
 def _bind_move(request: MoveRequest) -> AnyBoundMove:

@@ -29,7 +29,7 @@ from octavo_torch_native.arrays import operators as array_operators
 from octavo_torch_native.plugin import NAME
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.launches import launch_of
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
+from octavo_torch_native.quantizers.spec import LaunchSpec, spec_text
 
 SIZES = torch.tensor([20, 0, 40])
 SPEC = RAGGED["mxfp8.e4m3"]
@@ -182,7 +182,7 @@ def test_fake_kernels(name: str, layouts: tuple[str, str], rng: np.random.Genera
     space, spec = torch.ops.octavo_torch_native, RAGGED[name]
     x = torch.randn(70, 64)
     words, sizes = array_operators.plan(SIZES, 70, x)
-    launched = QuantizeSpec(spec, "dy", layouts, "activation", "swiglu", amax=True, dequantized=True, activated=True)
+    launched = LaunchSpec(spec, "dy", layouts, "activation", "swiglu", amax=True, dequantized=True, activated=True)
     work = spec_text(launched)
     seed = torch.tensor(3) if spec.stochastic else None
     scale = torch.ones(3) if spec.scaling == "delayed" else None
@@ -206,15 +206,15 @@ def test_fake_kernels_of_the_rest(rng: np.random.Generator) -> None:
     check(space.plan, SIZES, 70, x, schema=True)
     check(space.plan, SIZES.int(), 70, x, schema=True)
     words, _ = array_operators.plan(SIZES, 70, x)
-    gradient = spec_text(QuantizeSpec(SPEC, "dy", prologue="activation_grad", activation="geglu", dbias=True))
+    gradient = spec_text(LaunchSpec(SPEC, "dy", prologue="activation_grad", activation="geglu", dbias=True))
     check(space.quantize, x, words, 3, gradient, None, 0, None, torch.randn(70, 32), torch.rand(70), None, None)
-    norm = spec_text(QuantizeSpec(SPEC, "x", prologue="norm", norm="layer", epsilon=1e-5))
+    norm = spec_text(LaunchSpec(SPEC, "x", prologue="norm", norm="layer", epsilon=1e-5))
     check(space.quantize, x, words, 3, norm, None, 0, None, None, None, torch.ones(64), torch.ones(64))
-    matrices = spec_text(QuantizeSpec(STACKED["nvfp4.square"], "w", ("rows", "panels")))
+    matrices = spec_text(LaunchSpec(STACKED["nvfp4.square"], "w", ("rows", "panels")))
     check(space.quantize, torch.randn(3, 40, 64), None, 3, matrices, None, 0, None, None, None, None, None)
     # without float8 outputs the schema's aliases can be checked
     codes = QuantizerSpec(scaling="mxfp8", format="e4m3", orientation="rowwise")
-    work = spec_text(QuantizeSpec(codes, "x", amax=True))
+    work = spec_text(LaunchSpec(codes, "x", amax=True))
     outputs = operators.quantize(x, words, 3, work, None, 0, None, None, None, None, None)
     arguments = (x, words, 3, work, None, 0, None, torch.zeros(1, dtype=torch.int32), outputs)
     check(space.quantize_into, *arguments)

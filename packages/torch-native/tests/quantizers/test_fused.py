@@ -17,7 +17,7 @@ from octavo import QuantizerSpec
 from octavo_conformance.cards.variants import RAGGED, STACKED
 from octavo_registry.contract.cards import GATED, Activation
 from octavo_torch_native.quantizers.launches import launch_of
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
+from octavo_torch_native.quantizers.spec import LaunchSpec, spec_text
 
 ACTIVATIONS = tuple(octavo_native.ACTIVATIONS)
 NAMES = ("delayed.e4m3", "current.e5m2", "row.e4m3.pow2", "block.e4m3.fp32", "mxfp8.e4m3", "nvfp4.stochastic.hadamard")
@@ -242,7 +242,7 @@ def test_a_dequantized_copy_of_rows_has_its_workspace() -> None:
     spec = RAGGED["row.e4m3.pow2"].model_copy(update={"orientation": "rowwise"})
     sizes = []
     for copied in (False, True):
-        launch = launch_of(spec_text(QuantizeSpec(spec, "x", native.PLAIN_LAYOUTS, dequantized=copied)))
+        launch = launch_of(spec_text(LaunchSpec(spec, "x", native.PLAIN_LAYOUTS, dequantized=copied)))
         sizes.append(launch.new_shapes((ROWS, F), len(SIZES), torch.bfloat16, cuda=True).workspace)
     assert sizes[0] == 0
     assert sizes[1] >= 4 * ROWS

@@ -24,14 +24,14 @@ class OperandChecks:
     """The operands of one GEMM as its kernel takes them. Every check raises ValueError.
 
     left, right   their names, such as x and w
-    direction     the directions of the planes that it reads of them
+    directions    of the planes that it reads of them
     """
 
     gemm: ClassVar[Gemm]
 
     def __init__(self, weight: Weight) -> None:
         form = gemm_form(self.gemm, weight)
-        self._weight, self._kernel, self.direction = weight, form.kernel, form.directions
+        self._weight, self._kernel, self.directions = weight, form.kernel, form.directions
         self.left, self.right = form.operands
 
     def _sides(self, left: Sequence[int], right: Sequence[int], groups: int) -> tuple[int, int, int]:
@@ -54,7 +54,7 @@ class OperandChecks:
         )
 
     def _check_tokens(self, tokens: GroupedTensorSpec) -> None:
-        layout = layout_of(tokens, self.direction[0])
+        layout = layout_of(tokens, self.directions[0])
         if refusal := tokens_refusal(self.left, self.gemm, tokens.quantizer.scaling, layout, tokens.shape):
             raise ValueError(refusal)
 
@@ -80,8 +80,8 @@ class OperandChecks:
 
     def _check_planes(self, pair: OperandPair, a: Planes, b: Planes, index: GroupIndex) -> None:
         """ValueError for planes, or sizes, that are not what the specs say."""
-        check_plane(self.left, pair.left, pair.specs[0].groups, *a)
-        check_plane(self.right, pair.right, pair.groups, *b)
+        check_plane(self.left, pair.left_sizes, pair.specs[0].groups, *a)
+        check_plane(self.right, pair.right_sizes, pair.groups, *b)
         if a[0].device != b[0].device:
             raise ValueError(
                 f"{self.left}'s codes are on {a[0].device} and {self.right}'s on {b[0].device}; quantize both on one "

@@ -22,7 +22,6 @@ from octavo_torch_native.gemm.operands import (
     NOT_GATHERED,
     OperandPair,
     gathered,
-    is_quantized,
     native_planes,
     plane_of,
 )
@@ -77,7 +76,7 @@ class GroupedGemm(OperandChecks):
         dtype = self._dtype if out is None else out.dtype
         index: GroupIndex | None
         gathering = NOT_GATHERED
-        if isinstance(left, TokenRows) and is_quantized(left.tokens) == is_quantized(right):
+        if isinstance(left, TokenRows) and isinstance(left.tokens, GroupedTensor) == isinstance(right, GroupedTensor):
             gathering, left = gathered("left", left), left.tokens
         elif isinstance(right, TokenRows) and isinstance(left, Tensor) and self._kernel == "wgrad":
             gathering, right = gathered("right", right), right.tokens
@@ -90,15 +89,15 @@ class GroupedGemm(OperandChecks):
             text, rows, n, k, groups = pair.text, pair.rows, pair.n, pair.k, pair.groups
             if order is not None:
                 rows = order.shape[0]
-            a, b = plane_of(left, self.direction[0]), plane_of(right, self.direction[1])
+            a, b = plane_of(left, self.directions[0]), plane_of(right, self.directions[1])
             sizes = group_sizes if tokens or type(group_sizes) is GroupIndex else left.group_sizes
             index = group_index_of((rows, 0), sizes, a[0])
             assert index is not None
             self._check_planes(pair, a, b, index)
             if pair.convert_left:
-                a = native_planes(left.spec, a, index, self.direction[0])
+                a = native_planes(left.spec, a, index, self.directions[0])
             if pair.convert_right:
-                b = native_planes(right.spec, b, index, self.direction[1])
+                b = native_planes(right.spec, b, index, self.directions[1])
         elif isinstance(left, Tensor) and isinstance(right, Tensor):
             if left.dtype is not right.dtype:
                 left, right = self._same_dtype(left, right)
@@ -144,20 +143,24 @@ class GroupedGemm(OperandChecks):
         spec = quantized_gemm(
             self._kernel, left.quantizer, right.quantizer, self._out_name(dtype), self._fast, accumulate
         )
-        shape = left.shape[1:] if tokens else left.shape
-        sides = (*self._sides(shape, right.shape, right.groups), right.groups)
-        if tokens:
-            spec = replace(spec, tokens="left")
-        layouts = [layout_in_gemm(spec, way) for spec, way in zip((left, right), self.direction, strict=True)]
-        values_left, values_right = (layout == VALUES for layout in layouts)
-        spec = replace(spec, left_values=values_left, right_values=values_right)
-        pair = OperandPair((left, right), gemm_text(self._with_options(spec)), sides)
-        pair.convert_left, pair.convert_right = layouts[0] == PLAIN and not tokens, layouts[1] == PLAIN
-        pair.left, pair.right = (
-            plane_sizes(spec, way, layout)
-            for spec, way, layout in zip((left, right), self.direction, layouts, strict=True)
+        rows, n, k = self._sides(left.shape[1:] if tokens else left.shape, right.shape, right.groups)
+        of_left, of_right = self.directions
+        left_layout, right_layout = layout_in_gemm(left, of_left), layout_in_gemm(right, of_right)
+        spec = replace(
+            spec,
+            tokens="left" if tokens else "none",
+            left_values=left_layout == VALUES,
+            right_values=right_layout == VALUES,
         )
-        self._pairs[id(left), id(right), dtype, accumulate, tokens] = pair
+        pair = self._pairs[id(left), id(right), dtype, accumulate, tokens] = OperandPair(
+            (left, right),
+            gemm_text(self._with_options(spec)),
+            *(rows, n, k, right.groups),
+            plane_sizes(left, of_left, left_layout),
+            plane_sizes(right, of_right, right_layout),
+            convert_left=left_layout == PLAIN and not tokens,
+            convert_right=right_layout == PLAIN,
+        )
         return pair
 
     def _new_text(self, dtype: torch.dtype, out_dtype: torch.dtype, accumulate: bool, tokens: Tokens) -> str:

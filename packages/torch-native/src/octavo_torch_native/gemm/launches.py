@@ -134,9 +134,9 @@ class GemmLaunch:
         submit(self._native.run, out, arguments)
         del memory
 
-    def record(self, into: octavo_native.Sequence, shapes: GemmShapes, cuda: bool, **slots: int) -> None:
-        """Append the launch on contiguous arrays to `into`; `slots` are theirs, by octavo_native's names."""
-        self._native.run(cuda=cuda, into=into, **shapes.constants, **slots)
+    def record(self, into: octavo_native.Sequence, shapes: GemmShapes, cuda: bool, **places: int) -> None:
+        """Append the launch on contiguous arrays to `into`; `places` are theirs, by octavo_native's names."""
+        self._native.run(cuda=cuda, into=into, **shapes.constants, **places)
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -48,6 +49,7 @@ def gathered(side: Tokens, rows: TokenRows[Tensor]) -> Gathered:
     return Gathered(side, rows.order, rows.position.shape[1])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class OperandPair:
     """What follows from the specs of a GEMM's two operands, computed once.
 
@@ -55,23 +57,20 @@ class OperandPair:
                     launch
     text            the GemmSpec, as the operators take it
     rows, n, k, groups   the kernel's sides; of left's codes of tokens, whose rows are gathered, `rows` are the tokens
-    left, right     the sizes that the operands' planes have to have
+    left_sizes, right_sizes   those that the operands' planes have to have
     convert_left, convert_right   whether an operand is plain, and is converted to the native layout in each call
     """
 
-    __slots__ = ("convert_left", "convert_right", "groups", "k", "left", "n", "right", "rows", "specs", "text")
-
-    def __init__(self, specs: tuple[GroupedTensorSpec, GroupedTensorSpec], text: str, sides: tuple[int, ...]) -> None:
-        self.specs, self.text = specs, text
-        self.rows, self.n, self.k, self.groups = sides
-        self.convert_left = self.convert_right = False
-        self.left: PlaneSizes
-        self.right: PlaneSizes
-
-
-def is_quantized(value: object) -> bool:
-    """Whether an operand is codes."""
-    return isinstance(value, GroupedTensor)
+    specs: tuple[GroupedTensorSpec, GroupedTensorSpec]
+    text: str
+    rows: int
+    n: int
+    k: int
+    groups: int
+    left_sizes: PlaneSizes
+    right_sizes: PlaneSizes
+    convert_left: bool
+    convert_right: bool
 
 
 def native_planes(spec: GroupedTensorSpec, planes: Planes, index: GroupIndex, direction: Direction) -> Planes:

@@ -21,7 +21,7 @@ from octavo_torch_native.gemm.spec import gemm_spec, gemm_text
 from octavo_torch_native.linear.recording import LayerKernels, LayerRecording
 from octavo_torch_native.linear.values import PlaneName, planes_of_values, reading_values
 from octavo_torch_native.quantizers.launches import launch_of
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
+from octavo_torch_native.quantizers.spec import LaunchSpec, spec_text
 
 _INT64, _UINT8 = torch.int64, torch.uint8
 
@@ -30,13 +30,13 @@ class Rest(NamedTuple):
     """What a backward needs of its forward besides tensors of the caller.
 
     recording   for the call's number of rows
-    plan        the words of its GroupIndex
+    words       of its GroupIndex
     state       the state's scale and history as the forward had them: a caller may have put others there since
     slots       of the history in which the amax is recorded; 0: it is not recorded
     """
 
     recording: LayerRecording
-    plan: Tensor
+    words: Tensor
     state: tuple[Tensor, Tensor] | None
     slots: int
     group_offset: int
@@ -72,7 +72,7 @@ class RecordedLayer:
         self._dtypes = {gemm: DTYPES[plan.request.out_dtype] for gemm, plan in gemms.items()}
         valued = planes_of_values(quantizers)
         specs = {
-            operand: QuantizeSpec(plan.request.quantizer, operand, _layouts(operand, plan.request.layouts, valued))
+            operand: LaunchSpec(plan.request.quantizer, operand, _layouts(operand, plan.request.layouts, valued))
             for operand, plan in quantizers.items()
         }
         self._stochastic = frozenset(operand for operand, spec in specs.items() if spec.quantizer.stochastic)
@@ -135,7 +135,7 @@ class RecordedLayer:
         offset = group_offset if self._stochastic else 0
         bias_dtype = None if bias is None else bias.dtype
         recorded = recording.forward(sizes.dtype is _INT64, flagged, bias_dtype, slots, offset)
-        plan = torch.empty(recording.plan_words, dtype=_INT64, device=device)
+        words = torch.empty(recording.plan_words, dtype=_INT64, device=device)
         columns = torch.empty(recording.column_bytes, dtype=_UINT8, device=device) if recording.column_bytes else None
         y = torch.empty((rows, self._sides[0]), dtype=self._y_dtype, device=device)
         memory, scratch = workspace(recorded.bytes, x)
@@ -144,7 +144,7 @@ class RecordedLayer:
         arrays = [
             x.data_ptr(),
             w.data_ptr(),
-            plan.data_ptr(),
+            words.data_ptr(),
             0 if columns is None else columns.data_ptr(),
             scratch,
             scratch + recorded.workspace_at,
@@ -157,7 +157,7 @@ class RecordedLayer:
         ]
         run(recorded.sequence, arrays, x)
         del memory
-        return y, columns, Rest(recording, plan, kept, slots, offset)
+        return y, columns, Rest(recording, words, kept, slots, offset)
 
     def backward(
         self,
@@ -174,7 +174,7 @@ class RecordedLayer:
         dy, x, w = in_pieces(dy), None if x is None else in_pieces(x), None if w is None else in_pieces(w)
         device, (n, k, groups) = dy.device, self._sides
         need_dx, need_dw = wanted
-        recording, plan, state, slots, offset = rest
+        recording, words, state, slots, offset = rest
         recorded = recording.backward(need_dx, need_dw, slots, offset)
         dx = torch.empty((dy.shape[0], k), dtype=self._dtypes["dgrad"], device=device) if need_dx else None
         dw = torch.empty((groups, n, k), dtype=self._dtypes["wgrad"], device=device) if need_dw else None
@@ -184,7 +184,7 @@ class RecordedLayer:
         arrays = [
             address(x),
             address(w),
-            plan.data_ptr(),
+            words.data_ptr(),
             0 if columns is None else columns.data_ptr(),
             scratch,
             scratch + recorded.workspace_at,
@@ -200,7 +200,7 @@ class RecordedLayer:
 
     def sizes(self, rest: Rest) -> Tensor:
         """See octavo_registry.contract.layer.WholeLayer."""
-        starts = rest.plan[ROW_START : ROW_START + self._sides[2] + 1]
+        starts = rest.words[ROW_START : ROW_START + self._sides[2] + 1]
         return starts[1:] - starts[:-1]
 
     def _new_recording(self, rows: int) -> LayerRecording:

@@ -40,7 +40,7 @@ _ALIGNMENT = 256
 
 _UNQUANTIZED: dict[Operand, int] = {"x": X, "w": W, "dy": DY}
 
-Slots = dict[str, int]
+Places = dict[str, int]
 """Where arrays of a launch are, by octavo_native's names (row_codes, row_scales): an array's number and an offset."""
 
 
@@ -87,13 +87,13 @@ class Arena:
         self._number, self.bytes = number, 0
 
     def allocate(self, size: int) -> int:
-        """The slot of `size` bytes more."""
+        """The place of `size` bytes more."""
         start = round_up(self.bytes, _ALIGNMENT if size >= _ALIGNMENT else PIECE)
         self.bytes = start + size
         return place(self._number, start)
 
-    def allocate_plane(self, launch: QuantizeLaunch, shapes: QuantizeShapes, prefix: str) -> Slots:
-        """The slots of the arrays of one plane; none where the launch does not write it."""
+    def allocate_plane(self, launch: QuantizeLaunch, shapes: QuantizeShapes, prefix: str) -> Places:
+        """The places of the arrays of one plane; none where the launch does not write it."""
         return {
             name: self.allocate(math.prod(shape) * dtype.itemsize)
             for name, (shape, dtype) in zip(launch.arguments, shapes.outputs, strict=True)
@@ -101,8 +101,8 @@ class Arena:
         }
 
 
-class RecordedPass:
-    """Recorded launches, their arrays in scratch, and behind these the workspace that they use in turn.
+class LayerPass:
+    """The recorded launches of one pass, their arrays in scratch, and behind these the workspace that they use in turn.
 
     bytes          of both
     workspace_at   where the workspace begins
@@ -113,8 +113,8 @@ class RecordedPass:
         self.scratch = Arena(SCRATCH)
         self.bytes = self.workspace_at = self._workspace = 0
 
-    def workspace(self, size: int) -> Slots:
-        """The slot of a launch's workspace of `size` bytes; none for none."""
+    def workspace(self, size: int) -> Places:
+        """The place of a launch's workspace of `size` bytes; none for none."""
         self._workspace = max(self._workspace, size)
         return {"workspace": place(WORKSPACE)} if size else {}
 
@@ -135,47 +135,47 @@ class LayerRecording:
         self._kernels, self._rows, self._cuda = kernels, rows, cuda
         self.plan_words = octavo_native.plan_words(rows, kernels.groups)
         columns = Arena(COLUMNS)
-        self._columns: dict[Operand, Slots] = {
+        self._columns: dict[Operand, Places] = {
             operand: columns.allocate_plane(launch, kernels.shapes(launch, operand, rows, cuda), PREFIX["columnwise"])
             for operand, launch in kernels.quantizers.items()
             if operand != "dy"
         }
         self.column_bytes = columns.bytes
-        self._passes: Bounded[tuple[Any, ...], RecordedPass] = Bounded()
+        self._passes: Bounded[tuple[Any, ...], LayerPass] = Bounded()
 
     def forward(
-        self, sizes_are_64: bool, flagged: bool, bias: torch.dtype | None, history: int, group_offset: int
-    ) -> RecordedPass:
+        self, sizes_are_64: bool, flagged: bool, bias: torch.dtype | None, slots: int, group_offset: int
+    ) -> LayerPass:
         """Plan, quantizers, fprop.
 
         flagged   sizes out of bounds set the status word
-        history   slots of the history that the amax is recorded in; 0: it is not recorded
+        slots     of the history that the amax is recorded in; 0: it is not recorded
         """
-        key = (sizes_are_64, flagged, bias, history, group_offset)
+        key = (sizes_are_64, flagged, bias, slots, group_offset)
         recorded = self._passes.get(key)
         if recorded is not None:
             return recorded
-        new, kernels = RecordedPass(self._cuda), self._kernels
+        new, kernels = LayerPass(self._cuda), self._kernels
         octavo_native.plan(
             cuda=self._cuda, sizes=place(SIZES), sizes_are_64=sizes_are_64, groups=kernels.groups, rows=self._rows,
             plan=place(PLAN), status=place(STATUS) if flagged else 0, into=new.sequence,
         )  # fmt: skip
         operands: list[Operand] = [operand for operand in OPERANDS[:2] if operand in kernels.quantizers]
-        codes = self._quantize(new, operands, history, group_offset)
+        codes = self._quantize(new, operands, slots, group_offset)
         epilogue = {} if bias is None else {"bias": place(BIAS), "bias_dtype": DTYPE_NUMBERS[bias]}
         self._multiply(new, "fprop", codes, Y, **epilogue)
         new.finish()
         self._passes[key] = new
         return new
 
-    def backward(self, need_dx: bool, need_dw: bool, history: int, group_offset: int) -> RecordedPass:
+    def backward(self, need_dx: bool, need_dw: bool, slots: int, group_offset: int) -> LayerPass:
         """The quantizer of dy, and the GEMMs of the gradients that are needed."""
-        key = (need_dx, need_dw, history, group_offset)
+        key = (need_dx, need_dw, slots, group_offset)
         recorded = self._passes.get(key)
         if recorded is not None:
             return recorded
-        new = RecordedPass(self._cuda)
-        codes = self._quantize(new, ["dy"] if "dy" in self._kernels.quantizers else [], history, group_offset)
+        new = LayerPass(self._cuda)
+        codes = self._quantize(new, ["dy"] if "dy" in self._kernels.quantizers else [], slots, group_offset)
         codes |= {operand: {**self._columns.get(operand, {}), **codes.get(operand, {})} for operand in OPERANDS}
         if need_dx:
             self._multiply(new, "dgrad", codes, DX)
@@ -186,14 +186,14 @@ class LayerRecording:
         return new
 
     def _quantize(
-        self, new: RecordedPass, operands: Sequence[Operand], history: int, group_offset: int
-    ) -> dict[Operand, Slots]:
+        self, new: LayerPass, operands: Sequence[Operand], slots: int, group_offset: int
+    ) -> dict[Operand, Places]:
         """Where the codes of `operands` are, which follow one another in OPERANDS."""
         kernels = self._kernels
-        codes: dict[Operand, Slots] = {}
-        launches = kernels.measuring if history else kernels.quantizers
+        codes: dict[Operand, Places] = {}
+        launches = kernels.measuring if slots else kernels.quantizers
         per_operand = _FLOAT_BYTES * kernels.groups
-        amax = new.scratch.allocate(per_operand * len(operands)) if history else 0
+        amax = new.scratch.allocate(per_operand * len(operands)) if slots else 0
         for number, operand in enumerate(operands):
             launch = launches[operand]
             shapes = kernels.shapes(launch, operand, self._rows, self._cuda)
@@ -201,7 +201,7 @@ class LayerRecording:
             if not columns:
                 columns = new.scratch.allocate_plane(launch, shapes, PREFIX["columnwise"])
             planes = columns | new.scratch.allocate_plane(launch, shapes, PREFIX["rowwise"])
-            more: Slots = {"amax": amax + number * per_operand} if history else {}
+            more: Places = {"amax": amax + number * per_operand} if slots else {}
             if launch.spec.quantizer.scaling == "delayed":
                 more["encode_scales"] = place(SCALE, OPERANDS.index(operand) * per_operand)
             if launch.spec.quantizer.stochastic:
@@ -211,28 +211,26 @@ class LayerRecording:
                 more["plan"] = place(PLAN)
             launch.record(new.sequence, shapes, self._cuda, x=place(_UNQUANTIZED[operand]), **planes, **more)
             codes[operand] = planes
-        if history and operands:
-            first = OPERANDS.index(operands[0]) * history * per_operand
+        if slots and operands:
+            first = OPERANDS.index(operands[0]) * slots * per_operand
             octavo_native.record_amax(
-                cuda=self._cuda, amax=amax, history=place(HISTORY, first), operands=len(operands), slots=history,
+                cuda=self._cuda, amax=amax, history=place(HISTORY, first), operands=len(operands), slots=slots,
                 groups=kernels.groups, into=new.sequence,
             )  # fmt: skip
         return codes
 
-    def _multiply(
-        self, new: RecordedPass, gemm: Gemm, codes: Mapping[Operand, Slots], out: int, **epilogue: int
-    ) -> None:
+    def _multiply(self, new: LayerPass, gemm: Gemm, codes: Mapping[Operand, Places], out: int, **epilogue: int) -> None:
         kernels = self._kernels
         launch = kernels.gemms[gemm]
         shapes = launch.shapes(self._rows, kernels.n, kernels.k, kernels.groups, self._cuda)
-        slots = {"plan": place(PLAN), "out": place(out), **epilogue, **new.workspace(shapes.workspace)}
+        places = {"plan": place(PLAN), "out": place(out), **epilogue, **new.workspace(shapes.workspace)}
         form = gemm_form(gemm, "nk")
         for side, operand, direction in zip(("left", "right"), form.operands, form.directions, strict=True):
             prefix = PREFIX[direction]
             if launch.quantized:
                 planes = codes[operand]
-                slots[side], slots[f"{side}_scales"] = planes[f"{prefix}_codes"], planes.get(f"{prefix}_scales", 0)
-                slots[f"{side}_global"] = planes.get(f"{prefix}_global", 0)
+                places[side], places[f"{side}_scales"] = planes[f"{prefix}_codes"], planes.get(f"{prefix}_scales", 0)
+                places[f"{side}_global"] = planes.get(f"{prefix}_global", 0)
             else:
-                slots[side] = place(_UNQUANTIZED[operand])
-        launch.record(new.sequence, shapes, self._cuda, **slots)
+                places[side] = place(_UNQUANTIZED[operand])
+        launch.record(new.sequence, shapes, self._cuda, **places)

@@ -28,8 +28,8 @@ def check_buffer(name: str, value: Tensor | None, shape: Shape, dtype: torch.dty
 
 def planes_of(out: GroupedTensor, launch: QuantizeLaunch, shapes: QuantizeShapes, device: torch.device) -> list[Tensor]:
     """The tensors of `out` in the order of the launch's outputs; ValueError that names the field that does not fit."""
-    if out.spec != shapes.layout:
-        raise ValueError(f"out.spec is {out.spec!r} and the result's {shapes.layout!r}; give one of the same spec")
+    if out.spec != shapes.spec:
+        raise ValueError(f"out.spec is {out.spec!r} and the result's {shapes.spec!r}; give one of the same spec")
     planes: dict[int, Tensor] = {}
     for field, number in launch.fields:
         shape, dtype = shapes.outputs[number]
@@ -38,7 +38,7 @@ def planes_of(out: GroupedTensor, launch: QuantizeLaunch, shapes: QuantizeShapes
         if value is not first and value.data_ptr() != first.data_ptr():
             raise ValueError(
                 f"out.{field} and out.{field.replace('columnwise', 'rowwise')} are different tensors and "
-                f"{shapes.layout.quantizer.scaling} data share them; give the one tensor in both fields"
+                f"{shapes.spec.quantizer.scaling} data share them; give the one tensor in both fields"
             )
     return [planes[number] for number in sorted(planes)]
 

@@ -13,7 +13,7 @@ from octavo_torch.plugin_api import DTYPE_NAMES, Bounded, Extras, GroupedTensor,
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
-from octavo_torch_native.quantizers.spec import Prologue, QuantizeSpec, spec_text
+from octavo_torch_native.quantizers.spec import LaunchSpec, Prologue, spec_text
 
 GroupSizes = Tensor | GroupIndex | None
 Wanted = tuple[str, ...] | None
@@ -50,10 +50,10 @@ class _Fused:
     ) -> None:
         self._spec, self._layouts, self._prologue = spec, layouts, prologue
         self._everything = (*everything, "amax") if spec.scaling == "delayed" else everything
-        self._launches: Bounded[tuple[Any, ...], tuple[str, QuantizeLaunch]] = Bounded()
-        self._value_launches: dict[frozenset[str], tuple[str, QuantizeLaunch]] = {}
+        self._launches: Bounded[tuple[Any, ...], QuantizeLaunch] = Bounded()
+        self._value_launches: dict[frozenset[str], QuantizeLaunch] = {}
 
-    def _launch(
+    def _quantize(
         self,
         x: Tensor,
         group_sizes: GroupSizes,
@@ -65,27 +65,26 @@ class _Fused:
     ) -> tuple[GroupedTensor, Extras]:
         """Codes and the extras that are wanted.
 
-        function   fields of QuantizeSpec that name what the prologue computes
+        function   fields of LaunchSpec that name what the prologue computes
         """
         key = (operand, wanted, *function.values())
-        text, launch = self._launches.get(key) or self._new_launch(operand, wanted, function)
+        launch = self._launches.get(key) or self._new_launch(operand, wanted, function)
         index = group_index_of(x.shape, group_sizes, x)
         assert index is not None  # these operations take rows
         random = seed_tensor(rounding.seed, x.device) if self._spec.stochastic else None
         outputs = operators.quantize(
-            x, index.words, index.groups, text, random, rounding.group_offset, rounding.scale, *prologue
+            x, index.words, index.groups, launch.text, random, rounding.group_offset, rounding.scale, *prologue
         )
         codes = launch.tensor(launch.shapes(x, index.groups), index.group_sizes, outputs)
         extras = outputs[len(outputs) - len(launch.extras) :]
         return codes, Extras(**dict(zip(launch.extras, extras, strict=True)))
 
-    def _new_launch(self, operand: Any, wanted: Wanted, function: dict[str, Any]) -> tuple[str, QuantizeLaunch]:
+    def _new_launch(self, operand: Any, wanted: Wanted, function: dict[str, Any]) -> QuantizeLaunch:
         names = self._everything if wanted is None else wanted
         outputs: dict[str, Any] = {name: name in names for name in _OUTPUTS}
         operand_of_bits = operand or self._spec.role
-        spec = QuantizeSpec(self._spec, operand_of_bits, self._layouts, self._prologue, **function, **outputs)
-        text = spec_text(spec)
-        launch = self._launches[operand, wanted, *function.values()] = text, launch_of(text)
+        spec = LaunchSpec(self._spec, operand_of_bits, self._layouts, self._prologue, **function, **outputs)
+        launch = self._launches[operand, wanted, *function.values()] = launch_of(spec_text(spec))
         return launch
 
     def _values(
@@ -99,14 +98,14 @@ class _Fused:
     ) -> Extras:
         """The extras that are wanted, "activated" among them, of a launch without planes."""
         names = frozenset({"activated", *(self._everything if wanted is None else wanted)})
-        text, launch = self._value_launches.get(names) or self._new_value_launch(names, activation)
+        launch = self._value_launches.get(names) or self._new_value_launch(names, activation)
         index = group_index_of(x.shape, group_sizes, x)
         assert index is not None  # these operations take rows
-        outputs = operators.quantize(x, index.words, index.groups, text, None, 0, None, dy, probs, None, None)
+        outputs = operators.quantize(x, index.words, index.groups, launch.text, None, 0, None, dy, probs, None, None)
         return Extras(**dict(zip(launch.extras, outputs, strict=True)))
 
-    def _new_value_launch(self, names: frozenset[str], activation: Activation) -> tuple[str, QuantizeLaunch]:
-        spec = QuantizeSpec(
+    def _new_value_launch(self, names: frozenset[str], activation: Activation) -> QuantizeLaunch:
+        spec = LaunchSpec(
             _UNREAD,
             "x",
             prologue=self._prologue,
@@ -117,8 +116,7 @@ class _Fused:
             dprobs="dprobs" in names,
             forward="forward" in names,
         )
-        text = spec_text(spec)
-        launch = self._value_launches[names] = text, launch_of(text)
+        launch = self._value_launches[names] = launch_of(spec_text(spec))
         return launch
 
 
@@ -142,7 +140,7 @@ class ActQuantizer(_Fused):
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of [M, F], of x [M, F] or [M, 2 F]; see octavo_torch.act_quantize."""
-        return self._launch(
+        return self._quantize(
             x,
             group_sizes,
             operand,
@@ -180,7 +178,7 @@ class DactQuantizer(_Fused):
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of x's shape, of dy [M, F] in x's dtype; see octavo_torch.dact_quantize."""
-        return self._launch(
+        return self._quantize(
             x,
             group_sizes,
             operand,
@@ -223,7 +221,7 @@ class NormQuantizer(_Fused):
         wanted: Wanted = None,
     ) -> tuple[GroupedTensor, Extras]:
         """Codes of [M, C], with `rstd`, and `mean` for LayerNorm; see octavo_torch.norm_quantize."""
-        return self._launch(
+        return self._quantize(
             x, group_sizes, operand, wanted, _Rounding(seed, group_offset, scale),
             _PrologueInputs(gamma=gamma, beta=beta), norm=self._norm, epsilon=float(epsilon),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""QuantizeLaunch: the launches of one QuantizeSpec, and the shapes of what they write."""
+"""QuantizeLaunch: the launches of one LaunchSpec, and the shapes of what they write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from octavo_torch_native.quantizers.planes import (
     plane_shapes,
 )
 from octavo_torch_native.quantizers.shapes import Output, QuantizeShapes
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_from
+from octavo_torch_native.quantizers.spec import spec_from
 
 _PROLOGUE_OUTPUTS = ("dprobs", "forward", "mean", "rstd")
 _EXTRAS = ("amax", "dequantized", "activated", "dbias", "dprobs", "forward")
@@ -49,16 +49,17 @@ def _plane(layout: int, addresses: Sequence[int]) -> PlaneArgs:
 
 
 class QuantizeLaunch:
-    """The launches of one QuantizeSpec.
+    """The launches of one LaunchSpec.
 
+    text       the spec, as the operators take it
     fields     GroupedTensor's planes, each with the number of the output that holds it; shared codes have one output
     extras     names of the outputs after the planes
     arguments  octavo_native's names of all outputs
     """
 
-    def __init__(self, spec: QuantizeSpec) -> None:
-        quantizer = spec.quantizer
-        self.spec = spec
+    def __init__(self, text: str) -> None:
+        spec = self.spec = spec_from(text)
+        self.text, quantizer = text, spec.quantizer
         self.extras = [name for name in _EXTRAS if getattr(spec, name)]
         if spec.prologue == "norm":
             self.extras += ["mean", "rstd"] if spec.norm == "layer" else ["rstd"]
@@ -130,7 +131,7 @@ class QuantizeLaunch:
         row_layout, column_layout = (
             self._layouts[direction] if direction in quantizer.directions else PLAIN for direction in PREFIX
         )
-        make_layout = partial(
+        make_spec = partial(
             GroupedTensorSpec,
             shape=quantized,
             groups=groups,
@@ -142,17 +143,17 @@ class QuantizeLaunch:
         outputs = [
             output
             for direction in self._directions
-            for output in self._plane_outputs(direction, quantized, groups, make_layout)
+            for output in self._plane_outputs(direction, quantized, groups, make_spec)
         ]
         outputs += self._extra_outputs(shape, quantized, groups, dtype)
         constants = {"dtype": DTYPE_NUMBERS[dtype], "groups": groups, **geometry(shape)}
         size = self._workspace_bytes(constants, cuda, tokens)
         if self._is_interleaved:
             constants |= {"interleaved_cols": spec.interleaved_cols, "interleaved_rows": spec.interleaved_rows}
-        return QuantizeShapes(make_layout, tuple(outputs), constants, size)
+        return QuantizeShapes(make_spec, tuple(outputs), constants, size)
 
     def _plane_outputs(
-        self, direction: Direction, quantized: Shape, groups: int, make_layout: Callable[[], GroupedTensorSpec]
+        self, direction: Direction, quantized: Shape, groups: int, make_spec: Callable[[], GroupedTensorSpec]
     ) -> list[Output]:
         """Codes, scales and NVFP4's second level of one plane; values instead of codes and scales in that layout."""
         quantizer, layout = self.spec.quantizer, self._layouts[direction]
@@ -160,7 +161,7 @@ class QuantizeLaunch:
             outputs = [(values_shape(direction=direction, groups=groups, **geometry(quantized)), VALUE_DTYPE)]
         else:
             if layout == PLAIN:
-                codes, scales = plane_shapes(make_layout(), direction, layout)
+                codes, scales = plane_shapes(make_spec(), direction, layout)
             else:
                 codes, scales = native_shapes(quantizer, quantized, groups, direction, layout)
             outputs = [(codes, PAYLOAD_DTYPE[quantizer.format]), (scales, SCALE_DTYPE[quantizer.scale_format])]
@@ -252,13 +253,13 @@ class QuantizeLaunch:
         submit(self._native.run, x, arguments)
         del memory
 
-    def record(self, into: octavo_native.Sequence, shapes: QuantizeShapes, cuda: bool, **slots: int) -> None:
-        """Append the launch on contiguous rows to `into`; `slots` are its arrays, by octavo_native's names."""
-        x, plan = slots.pop("x"), slots.pop("plan", 0)
+    def record(self, into: octavo_native.Sequence, shapes: QuantizeShapes, cuda: bool, **places: int) -> None:
+        """Append the launch on contiguous rows to `into`; `places` are its arrays, by octavo_native's names."""
+        x, plan = places.pop("x"), places.pop("plan", 0)
         arguments: dict[str, Any] = {}
         for direction, layout, names in self._planes:
-            arguments[direction] = _plane(layout, [slots.pop(name) for name in names])
-        arguments |= slots
+            arguments[direction] = _plane(layout, [places.pop(name) for name in names])
+        arguments |= places
         self._native.run(
             cuda=cuda,
             input=InputArgs(x=x, row_stride=shapes.constants["cols"], plan=plan, **shapes.constants),
@@ -270,10 +271,10 @@ class QuantizeLaunch:
 
     def tensor(self, shapes: QuantizeShapes, group_sizes: Tensor | None, outputs: list[Tensor]) -> GroupedTensor:
         """The GroupedTensor of a launch's outputs."""
-        return GroupedTensor(shapes.layout, group_sizes, **{field: outputs[number] for field, number in self.fields})
+        return GroupedTensor(shapes.spec, group_sizes, **{field: outputs[number] for field, number in self.fields})
 
 
 @lru_cache(maxsize=1024)
 def launch_of(text: str) -> QuantizeLaunch:
-    """The launches of the QuantizeSpec of this text."""
-    return QuantizeLaunch(spec_from(text))
+    """The launches of the LaunchSpec of this text."""
+    return QuantizeLaunch(text)

@@ -57,7 +57,7 @@ quantize = define(
     _quantize,
     _quantize_fake,
 )
-"""The outputs of the QuantizeSpec of text `spec`, in the order of its QuantizeLaunch's fields and extras."""
+"""The outputs of the LaunchSpec of text `spec`, in the order of its QuantizeLaunch's fields and extras."""
 
 
 def _quantize_tokens(x: Tensor, plan: Tensor | None, groups: int, spec: str, *rest: Any) -> list[Tensor]:

@@ -54,23 +54,23 @@ def layout_number(layout: str) -> int:
     return number
 
 
-def plane_shapes(layout: GroupedTensorSpec, direction: Direction, name: str) -> tuple[Shape, Shape]:
-    """Shapes of a plane's codes and scales in the layout of that name."""
-    if name == PLAIN:
-        return layout.payload_shape(direction), layout.scale_shape(direction)
-    return native_shapes(layout.quantizer, layout.shape, layout.groups, direction, name)
+def plane_shapes(spec: GroupedTensorSpec, direction: Direction, layout: str) -> tuple[Shape, Shape]:
+    """Shapes of a plane's codes and scales in this layout."""
+    if layout == PLAIN:
+        return spec.payload_shape(direction), spec.scale_shape(direction)
+    return native_shapes(spec.quantizer, spec.shape, spec.groups, direction, layout)
 
 
 def native_shapes(
-    spec: QuantizerSpec, shape: Shape, groups: int, direction: Direction, name: str
+    quantizer: QuantizerSpec, shape: Shape, groups: int, direction: Direction, layout: str
 ) -> tuple[Shape, Shape]:
-    """Shapes of a plane's codes and scales in the native layout of that name."""
+    """Shapes of a plane's codes and scales in this native layout."""
     of_plane: dict[str, Any] = {
-        "format": spec.format,
-        "scaling": spec.scaling,
-        "square": spec.square_in(direction),
-        "hadamard": spec.hadamard,
-        "layout": name,
+        "format": quantizer.format,
+        "scaling": quantizer.scaling,
+        "square": quantizer.square_in(direction),
+        "hadamard": quantizer.hadamard,
+        "layout": layout,
         "direction": direction,
         "groups": groups,
         **geometry(shape),
@@ -93,12 +93,12 @@ VALUE_DTYPE = torch.bfloat16
 """Of a plane of values."""
 
 
-def plane_sizes(spec: GroupedTensorSpec, direction: Direction, name: str) -> PlaneSizes:
-    """The sizes that kernels, which get nothing but addresses, expect of a plane in the layout of that name."""
-    if name == native_layouts.VALUES:
+def plane_sizes(spec: GroupedTensorSpec, direction: Direction, layout: str) -> PlaneSizes:
+    """The sizes that kernels, which get nothing but addresses, expect of a plane in this layout."""
+    if layout == native_layouts.VALUES:
         values = native_layouts.values_shape(direction=direction, groups=spec.groups, **geometry(spec.shape))
         return prod(values), 0, VALUE_DTYPE, SCALE_DTYPE[spec.quantizer.scale_format]
-    codes, scales = plane_shapes(spec, direction, name)
+    codes, scales = plane_shapes(spec, direction, layout)
     return prod(codes), prod(scales), PAYLOAD_DTYPE[spec.quantizer.format], SCALE_DTYPE[spec.quantizer.scale_format]
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from octavo import QuantizerSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
-from octavo_torch.plugin_api import GroupedTensor, seed_tensor
+from octavo_torch.plugin_api import OPERANDS, GroupedTensor, seed_tensor
 from octavo_torch_native.arrays.group_index import GroupIndex, group_index_of
 from octavo_torch_native.quantizers import operators
 from octavo_torch_native.quantizers.buffers import planes_of, write_sizes
 from octavo_torch_native.quantizers.dequantizer import converted
 from octavo_torch_native.quantizers.launches import QuantizeLaunch, launch_of
 from octavo_torch_native.quantizers.shapes import QuantizeShapes
-from octavo_torch_native.quantizers.spec import QuantizeSpec, spec_text
+from octavo_torch_native.quantizers.spec import LaunchSpec, spec_text
 
 
 class Rounding(TypedDict, total=False):
@@ -34,9 +34,6 @@ class Interleaving(TypedDict, total=False):
 
     interleaved_cols: int
     interleaved_rows: int
-
-
-_OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
 
 Inputs = tuple[Tensor, Tensor | None, int, str, Tensor | None, int, Tensor | None]
@@ -64,13 +61,13 @@ class Quantizer:
             dtype is torch.bfloat16 and spec.scaling == "block" and spec.square and spec.format == "e4m3"
         )
         self._layouts = layouts
-        self._by_operand: dict[str | None, tuple[str, QuantizeLaunch]] = {}
-        self._with_amax: dict[str | None, tuple[str, QuantizeLaunch]] = {}
-        for operand in _OPERANDS:
-            text = spec_text(QuantizeSpec(spec, operand, layouts, **interleaved))
-            self._by_operand[operand] = text, launch_of(text)
-            text = spec_text(QuantizeSpec(spec, operand, layouts, amax=True, **interleaved))
-            self._with_amax[operand] = text, launch_of(text)
+        self._by_operand: dict[str | None, QuantizeLaunch] = {}
+        self._with_amax: dict[str | None, QuantizeLaunch] = {}
+        for operand in OPERANDS:
+            text = spec_text(LaunchSpec(spec, operand, layouts, **interleaved))
+            self._by_operand[operand] = launch_of(text)
+            text = spec_text(LaunchSpec(spec, operand, layouts, amax=True, **interleaved))
+            self._with_amax[operand] = launch_of(text)
         self._by_operand[None] = self._by_operand[spec.role]
         self._with_amax[None] = self._with_amax[spec.role]
 
@@ -85,8 +82,8 @@ class Quantizer:
         scale: Tensor | None = None,
     ) -> GroupedTensor:
         """`x` in the planes of the spec; random bits depend on `seed`, `operand` and `group_offset`."""
-        text, launch = self._by_operand[operand]
-        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, group_offset, scale)
+        launch = self._by_operand[operand]
+        inputs, shapes, sizes = self._inputs(launch, x, group_sizes, seed, group_offset, scale)
         return launch.tensor(shapes, sizes, operators.quantize(*inputs, None, None, None, None))
 
     def with_amax(
@@ -100,8 +97,8 @@ class Quantizer:
         scale: Tensor | None = None,
     ) -> tuple[GroupedTensor, Tensor]:
         """The same in one launch with x's amax by group, fp32 [G]."""
-        text, launch = self._with_amax[operand]
-        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, group_offset, scale)
+        launch = self._with_amax[operand]
+        inputs, shapes, sizes = self._inputs(launch, x, group_sizes, seed, group_offset, scale)
         outputs = operators.quantize(*inputs, None, None, None, None)
         return launch.tensor(shapes, sizes, outputs), outputs[-1]
 
@@ -118,9 +115,9 @@ class Quantizer:
     ) -> tuple[GroupedTensor, Tensor | None]:
         """The rows that permute_rows would write from tokens `x`, quantized without being written; with `amax` also the
         rows' amax by group."""
-        text, launch = (self._with_amax if amax else self._by_operand)[rounding.get("operand")]
+        launch = (self._with_amax if amax else self._by_operand)[rounding.get("operand")]
         seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
-        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, offset, scale, order.numel())
+        inputs, shapes, sizes = self._inputs(launch, x, group_sizes, seed, offset, scale, order.numel())
         outputs = operators.quantize_tokens(*inputs, order, position.shape[1])
         return launch.tensor(shapes, sizes, outputs), outputs[-1] if amax else None
 
@@ -135,9 +132,9 @@ class Quantizer:
         **rounding: Unpack[Rounding],
     ) -> None:
         """Quantize into the planes of `out`, and write x's amax into `amax`; nothing where `unchanged` is not 0."""
-        text, launch = (self._by_operand if amax is None else self._with_amax)[rounding.get("operand")]
+        launch = (self._by_operand if amax is None else self._with_amax)[rounding.get("operand")]
         seed, offset, scale = rounding.get("seed"), rounding.get("group_offset", 0), rounding.get("scale")
-        inputs, shapes, sizes = self._launch((text, launch), x, group_sizes, seed, offset, scale)
+        inputs, shapes, sizes = self._inputs(launch, x, group_sizes, seed, offset, scale)
         planes = planes_of(out, launch, shapes, x.device)
         operators.quantize_into(*inputs, unchanged, planes if amax is None else [*planes, amax])
         write_sizes(out, sizes)
@@ -146,10 +143,10 @@ class Quantizer:
         """Weights that MXFP4 bytes stand for, quantized from their values in the request's dtype."""
         if not (self._reads_mxfp4 and blocks.is_cuda and blocks.numel()):
             return self(operators.mxfp4_values(blocks, scales, self._dtype))
-        text, launch = self._by_operand[None]
+        launch = self._by_operand[None]
         groups, rows, half = blocks.shape
         shapes = launch.shapes_of((groups, rows, 2 * half), groups, self._dtype, cuda=True)
-        return launch.tensor(shapes, None, operators.quantize_mxfp4(blocks, scales, text, only))
+        return launch.tensor(shapes, None, operators.quantize_mxfp4(blocks, scales, launch.text, only))
 
     def from_plain(self, q: GroupedTensor) -> GroupedTensor:
         """Plain planes, of whatever backend, in the layouts of the request. A plane whose bytes are the same in both
@@ -160,9 +157,9 @@ class Quantizer:
         """The inverse of `from_plain`: plain planes with the same codes and scales."""
         return converted(q, (PLAIN, PLAIN))
 
-    def _launch(
+    def _inputs(
         self,
-        chosen: tuple[str, QuantizeLaunch],
+        launch: QuantizeLaunch,
         x: Tensor,
         group_sizes: Tensor | GroupIndex | None,
         seed: Tensor | int | None,
@@ -174,12 +171,11 @@ class Quantizer:
 
         choices   how many rows are gathered from tokens x; None: x has the rows themselves
         """
-        text, launch = chosen
         index = group_index_of(x.shape if choices is None else (choices, x.shape[1]), group_sizes, x)
         if index is None:
             groups, words, sizes = x.shape[0], None, None
         else:
             groups, words, sizes = index.groups, index.words, index.group_sizes
         key = seed_tensor(seed, x.device) if self._stochastic else None
-        inputs = (x, words, groups, text, key, group_offset, scale)
+        inputs = (x, words, groups, launch.text, key, group_offset, scale)
         return inputs, launch.shapes(x, groups, choices), sizes

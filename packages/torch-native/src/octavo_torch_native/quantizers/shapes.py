@@ -16,27 +16,27 @@ Output = tuple[Shape, torch.dtype]
 class QuantizeShapes:
     """What launches on inputs of one shape write and need.
 
-    layout      the spec of the codes; built when it is first read, because recorded launches never read it
+    spec        of the codes; built when it is first read, because recorded launches never read it
     outputs     the shape and dtype of every output
     constants   fields of octavo_native.InputArgs that follow from the shape
     workspace   bytes of scratch
     """
 
-    __slots__ = ("_layout", "_make_layout", "constants", "outputs", "workspace")
+    __slots__ = ("_make_spec", "_spec", "constants", "outputs", "workspace")
 
     def __init__(
         self,
-        make_layout: Callable[[], GroupedTensorSpec],
+        make_spec: Callable[[], GroupedTensorSpec],
         outputs: tuple[Output, ...],
         constants: dict[str, int],
         workspace: int,
     ) -> None:
-        self._make_layout, self.outputs, self.constants, self.workspace = make_layout, outputs, constants, workspace
-        self._layout: GroupedTensorSpec | None = None
+        self._make_spec, self.outputs, self.constants, self.workspace = make_spec, outputs, constants, workspace
+        self._spec: GroupedTensorSpec | None = None
 
     @property
-    def layout(self) -> GroupedTensorSpec:
-        layout = self._layout
-        if layout is None:
-            layout = self._layout = self._make_layout()
-        return layout
+    def spec(self) -> GroupedTensorSpec:
+        spec = self._spec
+        if spec is None:
+            spec = self._spec = self._make_spec()
+        return spec

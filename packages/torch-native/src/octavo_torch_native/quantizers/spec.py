@@ -1,4 +1,4 @@
-"""QuantizeSpec: everything about a quantizing launch that its tensors do not say, as text in operators' schemas."""
+"""LaunchSpec: everything about a quantizing launch that its tensors do not say, as text in operators' schemas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Norm = Literal["rms", "layer"]
 
 
 @dataclass(frozen=True)
-class QuantizeSpec:
+class LaunchSpec:
     """One kind of launch.
 
     quantizer      how the planes are quantized; its orientation says which are written
@@ -56,14 +56,14 @@ class QuantizeSpec:
         return self.prologue == "activation" and self.activation in GATED
 
 
-def spec_text(spec: QuantizeSpec) -> str:
+def spec_text(spec: LaunchSpec) -> str:
     """`spec` as JSON: operators' schemas take text."""
     return json.dumps({**vars(spec), "quantizer": quantizer_text(spec.quantizer)})
 
 
 @lru_cache(maxsize=1024)
-def spec_from(text: str) -> QuantizeSpec:
+def spec_from(text: str) -> LaunchSpec:
     """The spec that `spec_text` wrote."""
     fields = json.loads(text)
     fields["quantizer"], fields["layouts"] = quantizer_from(fields["quantizer"]), tuple(fields["layouts"])
-    return QuantizeSpec(**fields)
+    return LaunchSpec(**fields)

@@ -29,8 +29,8 @@ def layouts_with_values(request: PlanesRequest, directions: Collection[Direction
     return VALUES if "rowwise" in written else row, VALUES if "columnwise" in written else column
 
 
-def multiplied(
+def if_valued(
     request: PlanesRequest, answer: Callable[[frozenset[Direction]], Answer], *, of_array: bool
 ) -> Callable[[frozenset[Direction]], Answer] | None:
-    """`answer` where kernels write a plane of the request as values, else None: `multiplied` of a backend's answer."""
+    """`answer` where kernels write a plane of the request as values, else None: `multiplied` of a bound quantizer."""
     return answer if valued_directions(request, of_array=of_array) else None

@@ -43,6 +43,15 @@ def to_fp8(value: Tensor, fmt: Format, poisoned: Tensor) -> Tensor:
     return codes.masked_fill_(poisoned, FP8_NAN).view(PAYLOAD_DTYPE[fmt])
 
 
+def to_fp16(value: Tensor) -> Tensor:
+    """fp16 of the fp32 values that codes stand for, which are overwritten.
+
+    A block's largest code may decode to more than fp16 holds, and then gives its largest value; NaN stays.
+    """
+    largest = torch.finfo(torch.float16).max
+    return value.clamp_(-largest, largest).to(torch.float16)
+
+
 def e2m1_grid_code(magnitude: Tensor) -> Tensor:
     """int32 codes 0 to 7 of fp32 magnitudes in [0, 6], to nearest, ties to the even code.
 

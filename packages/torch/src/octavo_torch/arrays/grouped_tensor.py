@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from octavo import GroupedTensorSpec
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction
+from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arrays.dtypes import PAYLOAD_DTYPE, SCALE_DTYPE
 from octavo_torch.arrays.dtypes import name_of as dtype_text
 from octavo_torch.arrays.pickled import Pickled, pickled, unpickled
@@ -105,6 +106,12 @@ class GroupedTensor:
         spec = self.spec.quantizer
         return f"GroupedTensor({spec.scaling}, {spec.format}, shape={tuple(self.shape)}, planes=[{planes}])"
 
+
+Matrix = Tensor | GroupedTensor
+"""An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
+
+Rows = Matrix | TokenRows[Tensor]
+"""A ragged operand of a GEMM, which may be rows of tokens where `octavo_torch.moe.tokens.gathers` says so."""
 
 _ARRAYS = tuple(field.name for field in fields(GroupedTensor) if field.name != "spec")
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from octavo import GroupedTensorSpec
-from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
+from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor, Matrix
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.valueless import Valueless
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Matrix
 
 
 class Saved:
@@ -56,6 +55,10 @@ class Saved:
         """Frees the memory of the codes if the call has made them: see `free_saved`."""
         if self.own and self.spec is not None:
             free_saved(tensors[self.start + 1])
+
+
+SavedByName = dict[str, Saved]
+"""Where the operands that a backward reads are in ctx.saved_tensors, by name."""
 
 
 def without_sizes(value: Matrix) -> Matrix:

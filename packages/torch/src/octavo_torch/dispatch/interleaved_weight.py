@@ -17,9 +17,10 @@ from torch import Tensor
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.quantize import AnyBoundQuantize
 from octavo_registry.dispatch.layer_plan import QuantizePlan, WgradPlan
+from octavo_torch.arrays.grouped_tensor import Matrix, Rows
 from octavo_torch.arrays.interleaving import Interleave, from_halves, to_halves
 from octavo_torch.arrays.sizes import Sizes
-from octavo_torch.dispatch.transposed_weight import GemmFunction, Operand, QuantizerFunction
+from octavo_torch.dispatch.transposed_weight import GemmFunction, QuantizerFunction
 
 
 def interleaved_quantizer(plan: QuantizePlan | None, block: int, weight: Weight) -> AnyBoundQuantize | None:
@@ -57,7 +58,7 @@ class Interleaving:
         """fprop or dgrad, by `run` of the halves; codes are of the halves already."""
 
         @wraps(run)
-        def composed(rows: Operand, w: Operand, sizes: Sizes, /, **how: object) -> Tensor:
+        def composed(rows: Rows, w: Matrix, sizes: Sizes, /, **how: object) -> Tensor:
             return run(rows, self.to_halves(w) if isinstance(w, Tensor) else w, sizes, **how)
 
         return cast(GemmFunction, composed)
@@ -67,7 +68,7 @@ class Interleaving:
 
         @wraps(run)
         def composed(
-            x: Operand, dy: Operand, sizes: Sizes, /, *, out: Tensor | None = None, accumulate: bool = False
+            x: Rows, dy: Rows, sizes: Sizes, /, *, out: Tensor | None = None, accumulate: bool = False
         ) -> Tensor:
             if out is None:
                 return from_halves(run(x, dy, sizes), self.block, self.interleave_halves)

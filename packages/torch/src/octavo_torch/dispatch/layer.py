@@ -41,6 +41,9 @@ from octavo_torch.dispatch.rounded import is_composed, plan_layer
 
 OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
 
+Planes = tuple[bool, bool]
+"""Something about an operand's row data and its column data; of w, about what fprop and what dgrad reads."""
+
 AnyPlan = TypeVar("AnyPlan", bound=Plan)
 
 
@@ -303,37 +306,34 @@ class Layer:
         layer.whole, layer._leaving, layer._interleaved = None, {}, {}
         return layer
 
-    def with_planes(self, planes: Mapping[Operand, tuple[bool, bool]]) -> Layer:
-        """This layer where `planes` says of each operand whether its row data and its column data are computed; of w,
-        what fprop and what dgrad reads.
+    def _directions(self, operand: Operand, planes: Planes) -> frozenset[Direction]:
+        """The directions of the planes of which `planes` says True."""
+        row, column = self._as_it_lies(*planes) if operand == "w" else planes
+        named: tuple[tuple[Direction, bool], ...] = (("rowwise", row), ("columnwise", column))
+        return frozenset(direction for direction, said in named if said)
 
-        Planes that no GEMM reads are not computed in any case. Such a layer is one of a pair, which quantizes an
-        operand once for fprop and once more for its gradients, so that no codes are kept in between.
+    def with_planes(self, planes: Mapping[Operand, Planes]) -> Layer:
+        """This layer where `planes` says which planes are computed, of those that a GEMM reads.
+
+        Such a layer is one of a pair, which quantizes an operand once for fprop and once more for its gradients, so
+        that no codes are kept in between.
         """
         layer = self._composed()
         layer.quantizers = dict(self.quantizers)
-        for operand, (row, column) in planes.items():
-            if operand == "w":
-                row, column = self._as_it_lies(row, column)
+        for operand, computed in planes.items():
             plan = layer.quantizers.pop(operand, None)
-            directions = () if plan is None else plan.request.quantizer.directions
-            row, column = row and "rowwise" in directions, column and "columnwise" in directions
-            plan = of_planes(plan, row, column, self.backend)
+            directions = self._directions(operand, computed)
+            directions &= frozenset(() if plan is None else plan.request.quantizer.directions)
+            plan = of_planes(plan, "rowwise" in directions, "columnwise" in directions, self.backend)
             if plan is not None:
                 layer.quantizers[operand] = plan
                 layer.prepare = shared_prepare((layer.prepare, plan.prepare))
         layer._set_quantizers()
         return layer
 
-    def reading_at_once(self, planes: Mapping[Operand, tuple[bool, bool]]) -> Layer:
-        """This layer where `planes` says of each operand whether its row data and its column data are read in the pass
-        that quantizes them, and kept by nobody; of w, what fprop and what dgrad reads. Others are kept."""
-        at_once: dict[Operand, frozenset[Direction]] = {}
-        for operand, (row, column) in planes.items():
-            if operand == "w":
-                row, column = self._as_it_lies(row, column)
-            named: tuple[tuple[Direction, bool], ...] = (("rowwise", row), ("columnwise", column))
-            at_once[operand] = frozenset(direction for direction, read in named if read)
+    def reading_at_once(self, planes: Mapping[Operand, Planes]) -> Layer:
+        """This layer where `planes` says which planes are read in the pass that quantizes them, and kept by nobody."""
+        at_once = {operand: self._directions(operand, read) for operand, read in planes.items()}
         if at_once == self.at_once:
             return self
         layer = self._composed()

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from octavo_registry.contract.cards import Weight
 from octavo_registry.contract.gemm import Dgrad, Fprop, InterleaveHalves, Wgrad
-from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import AnyBoundQuantize, Quantize, QuantizeInto, QuantizeWithAmax
 from octavo_registry.dispatch.layer_plan import GemmPlan, QuantizePlan, WgradPlan
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Rows
 from octavo_torch.dispatch.interleaved_weight import Interleaving, interleaved_quantizer, interleaved_wgrad
 from octavo_torch.dispatch.room import within
 from octavo_torch.dispatch.transposed_weight import (
@@ -22,12 +21,6 @@ from octavo_torch.dispatch.transposed_weight import (
     reading_transposed,
     writing_transposed,
 )
-
-Matrix = Tensor | GroupedTensor
-"""An operand of a GEMM: a quantized one, or a plain tensor where its slot is high precision."""
-
-Rows = Matrix | TokenRows[Tensor]
-"""A ragged operand of a GEMM, which may be rows of tokens where `octavo_torch.moe.tokens.gathers` says so."""
 
 FpropFunction = Fprop[Tensor, Rows]
 DgradFunction = Dgrad[Tensor, Rows]

@@ -12,11 +12,9 @@ from typing import TypeVar, cast
 
 from torch import Tensor
 
-from octavo_registry.contract.moves import TokenRows
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import Matrix, Rows
 from octavo_torch.arrays.sizes import Sizes
 
-Operand = Tensor | GroupedTensor | TokenRows[Tensor]
 GemmFunction = TypeVar("GemmFunction", bound=Callable[..., Tensor])
 QuantizerFunction = TypeVar("QuantizerFunction", bound=Callable[..., object])
 
@@ -25,7 +23,7 @@ def reading_transposed(run: GemmFunction) -> GemmFunction:
     """fprop or dgrad of a weight [G, N, K], by `run` of [G, K, N]; codes are of the matrices [G, K, N] already."""
 
     @wraps(run)
-    def transposed(rows: Operand, w: Operand, sizes: Sizes, /, **how: object) -> Tensor:
+    def transposed(rows: Rows, w: Matrix, sizes: Sizes, /, **how: object) -> Tensor:
         return run(rows, w.mT if isinstance(w, Tensor) else w, sizes, **how)
 
     return cast(GemmFunction, transposed)
@@ -36,7 +34,7 @@ def writing_transposed(run: GemmFunction) -> GemmFunction:
 
     @wraps(run)
     def transposed(
-        x: Operand, dy: Operand, sizes: Sizes, /, *, out: Tensor | None = None, accumulate: bool = False
+        x: Rows, dy: Rows, sizes: Sizes, /, *, out: Tensor | None = None, accumulate: bool = False
     ) -> Tensor:
         if out is None:
             return run(x, dy, sizes).mT

@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.quantizer import Operand
 from octavo_registry.contract.moves import TokenRows
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import GroupedTensor, codes_alone
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows, codes_alone
 from octavo_torch.arrays.sizes import Sizes, group_sizes_of
 from octavo_torch.arrays.strides import share_memory
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
@@ -19,13 +19,13 @@ from octavo_torch.autograd.saved import Saved, caller_sizes
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import FpropFunction, Matrix, QuantizeFunction, Rows, WgradFunction
+from octavo_torch.dispatch.layer_functions import FpropFunction, QuantizeFunction, WgradFunction
 from octavo_torch.linear.arguments import check_state
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.coded_weight import CodedWeight
 from octavo_torch.linear.contexts import run_backward
 from octavo_torch.scaling.probe import Probe
-from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.scaling.seeds import DrawnSeed, SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 RowValues = Tensor | TokenRows[Tensor]
@@ -34,20 +34,20 @@ RowValues = Tensor | TokenRows[Tensor]
 AnyRows = TypeVar("AnyRows", bound=RowValues)
 
 
-def forward_seed(call: Call) -> int | Tensor | None:
+def forward_seed(call: Call) -> DrawnSeed:
     """The seed with which the forward rounds; None if it rounds nothing stochastically."""
     if not call.layer.stochastic_forward:
         return None
     return call.seed.current() if isinstance(call.seed, SeedCounter) else call.seed
 
 
-def backward_seed(call: Call) -> int | Tensor | None:
+def backward_seed(call: Call) -> DrawnSeed:
     """The seed with which the backward rounds gradients. A SeedCounter advances: call this once per backward."""
     return call.seed.take() if isinstance(call.seed, SeedCounter) else call.seed
 
 
 def quantize_operand(
-    call: Call, run: QuantizeFunction, operand: Operand, value: Tensor, seed: int | Tensor | None
+    call: Call, run: QuantizeFunction, operand: Operand, value: Tensor, seed: DrawnSeed
 ) -> GroupedTensor:
     """`value` quantized by `run`. With delayed scaling, its scale is the state's, and its amax is recorded there."""
     sizes, state, offset = None if operand == "w" else call.sizes, call.state, call.group_offset
@@ -65,7 +65,7 @@ def quantize_operand(
 
 
 def run_forward(
-    call: Call, seed: int | Tensor | None, x: AnyRows, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
+    call: Call, seed: DrawnSeed, x: AnyRows, w: Tensor, bias: Tensor | None, bias_scales: Tensor | None
 ) -> tuple[Tensor, AnyRows | GroupedTensor, Matrix]:
     """The layer's product of x [M, K] and w [G, N, K], each of which is quantized first unless the call has its codes.
 
@@ -81,9 +81,7 @@ def run_forward(
     return y, codes_alone(rows), codes_alone(matrices)
 
 
-def read_operands(
-    call: Call, seed: int | Tensor | None, x: AnyRows, w: Tensor
-) -> tuple[AnyRows | GroupedTensor, Matrix]:
+def read_operands(call: Call, seed: DrawnSeed, x: AnyRows, w: Tensor) -> tuple[AnyRows | GroupedTensor, Matrix]:
     """x and w, quantized where a GEMM reads codes: see `run_forward`."""
     layer = call.layer
     if call.probe is not None and isinstance(x, Tensor):
@@ -149,7 +147,7 @@ class GroupedLinearFunction(FirstOrderFunction):
         bias_scales: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
+        """y [M, N], written into `out` if it is given. `anchor`: see parameters.anchor_of."""
         layer = call.layer
         values = call.values_of(weight)
         y, rows, matrices = run_forward(call, forward_seed(call), x, values, bias, bias_scales)
@@ -183,9 +181,9 @@ def _backward(ctx: LinearContext, dy: Tensor) -> list[Tensor | None]:
         check_state(layer.recipe, call.state, dy, layer.groups)  # a caller may have replaced its tensors since
     saved_sizes, bias, bias_scales = tensors[:3]
     sizes = saved_sizes if isinstance(call.sizes, Tensor) else call.sizes
-    need_x, need_w, need_b, need_s, need_later = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
-    note_left_out(ctx, need_later, call)
-    need_w = need_w or need_later
+    need_x, need_w, need_b, need_s, need_postponed = needed_gradients(ctx, ctx.needs_input_grad[2:], dy)
+    note_left_out(ctx, need_postponed, call)
+    need_w = need_w or need_postponed
     dx = dw = db = ds = None
     if dy.dtype is not layer.row_dtype:
         dy = dy.to(layer.row_dtype)
@@ -231,12 +229,12 @@ def weight_gradient(
     return wgrad(x, dy, sizes)
 
 
-def note_left_out(ctx: Context, later: bool, *calls: Call) -> None:
+def note_left_out(ctx: Context, postponed: bool, *calls: Call) -> None:
     """Tells those who postpone gradients of the calls' weights that this backward leaves them out.
 
-    later   whether it was asked for them: for the anchor, the last of forward's inputs
+    postponed   whether it was asked for them: for the anchor, the last of forward's inputs
     """
-    if later or not ctx.needs_input_grad[-1]:
+    if postponed or not ctx.needs_input_grad[-1]:
         return
     for call in calls:
         if call.target is not None:

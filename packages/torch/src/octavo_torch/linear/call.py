@@ -84,7 +84,7 @@ class Call(Options):
     w_made    codes of the weight that the call has made before its product starts
     target    where the weight's gradient goes; None: to autograd
     whole     the passes of a layer that one backend runs whole; only set on that route
-    context   what such a forward passes to its backward in addition to tensors
+    rest      what such a forward passes to its backward in addition to tensors
     """
 
     state: DelayedState | None = None
@@ -101,7 +101,7 @@ class Call(Options):
     w_made: GroupedTensor | None = field(default=None, init=False)
     target: WgradTarget | None = field(default=None, init=False)
     whole: WholePasses = field(init=False)
-    context: object = field(default=None, init=False)
+    rest: object = field(default=None, init=False)
 
     def values_of(self, weight: Tensor) -> Tensor:
         """The weight as the call reads it, of the one that autograd is given."""

@@ -15,7 +15,7 @@ from octavo_torch.autograd.transformed import transformed
 from octavo_torch.compiler.autocast import autocast_anywhere, autocast_on
 from octavo_torch.compiler.recorders import check_not_recorded, dispatch_modes, is_jit_tracing
 from octavo_torch.compiler.transforms import Subject, is_batched, no_transform, transforms_active, unwrapped
-from octavo_torch.linear.prepare import CastWeight
+from octavo_torch.linear.parameters import CastWeight
 from octavo_torch.linear.quantized_input import QuantizedInput
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState

@@ -21,7 +21,7 @@ from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import arguments
 from octavo_torch.linear.call import Call
 from octavo_torch.linear.grouped import InputRows, apply, traced
-from octavo_torch.linear.prepare import parameters_of
+from octavo_torch.linear.parameters import parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.wgrad.postponed import DelayedWgrad

@@ -32,7 +32,7 @@ from octavo_torch.dispatch.room import check_room
 from octavo_torch.linear import arguments, contexts
 from octavo_torch.linear.autograd import forward_seed, grouped_linear_function, run_forward
 from octavo_torch.linear.call import Call
-from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, parameters_of, resolve_weight
+from octavo_torch.linear.parameters import Parameters, anchor_of, mark_written, parameters_of, resolve_weight
 from octavo_torch.linear.quantized_input import QUANTIZED, QuantizedInput, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.linear.whole import whole_forward, whole_layer_function, whole_passes_for

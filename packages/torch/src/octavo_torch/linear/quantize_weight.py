@@ -29,7 +29,7 @@ from octavo_torch.quantizers.arguments import NEEDS_SEED, check_unchanged
 from octavo_torch.quantizers.writing import mark_rewritten, replace_unless
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.recipe_module import RecipeModule
-from octavo_torch.scaling.seeds import check_seed
+from octavo_torch.scaling.seeds import DrawnSeed, check_seed
 from octavo_torch.uncounted_steps import watch
 
 _is_compiling = torch.compiler.is_compiling
@@ -150,7 +150,7 @@ def _weight_codes(
     return result
 
 
-def _quantized(layer: Layer, w: Tensor, seed: int | Tensor | None, state: DelayedState | None) -> WeightCodes:
+def _quantized(layer: Layer, w: Tensor, seed: DrawnSeed, state: DelayedState | None) -> WeightCodes:
     assert layer.quantize_w is not None  # the caller has asked
     order = layer.w_order
     if state is None:
@@ -166,7 +166,7 @@ def _quantized(layer: Layer, w: Tensor, seed: int | Tensor | None, state: Delaye
 def _write(
     layer: Layer,
     w: Tensor,
-    seed: int | Tensor | None,
+    seed: DrawnSeed,
     state: DelayedState | None,
     out: QuantizedWeight,
     unchanged: Tensor | None,

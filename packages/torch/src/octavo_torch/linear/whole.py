@@ -55,7 +55,7 @@ def whole_forward(call: Call, x: Tensor, w: Tensor, bias: Tensor | None) -> tupl
     drawn = None
     if call.layer.stochastic_forward:
         drawn = seed.current() if isinstance(seed, SeedCounter) else seed
-    y, codes, call.context = call.whole.forward(x, w, sizes, bias, drawn, call.state, call.record, call.group_offset)
+    y, codes, call.rest = call.whole.forward(x, w, sizes, bias, drawn, call.state, call.record, call.group_offset)
     return y, codes
 
 
@@ -67,7 +67,7 @@ def _whole_backward(
     seed, drawn = call.seed, None
     if call.layer.quantize_dy is not None:
         drawn = seed.take() if isinstance(seed, SeedCounter) else seed
-    return call.whole.backward(dy, x, w, codes, call.context, needed, drawn)
+    return call.whole.backward(dy, x, w, codes, call.rest, needed, drawn)
 
 
 # compiled autograd traces the backward of a forward that was eager
@@ -112,7 +112,7 @@ def _backward(ctx: WholeContext, dy: Tensor) -> list[Tensor | None]:
     if dy.dtype is not call.layer.row_dtype:
         dy = dy.to(call.layer.row_dtype)
     if need_b:
-        db = bias_gradients(call.layer, dy, call.whole.sizes(call.context)).bias
+        db = bias_gradients(call.layer, dy, call.whole.sizes(call.rest)).bias
     if need_x or need_w:
         run = _beside_graph if _is_compiling() else _whole_backward
         dx, dw = run(call, dy, saved_tensors(ctx), (need_x, need_w))

@@ -16,7 +16,7 @@ from octavo_torch.linear import grouped
 from octavo_torch.linear.arguments import check_adaptable
 from octavo_torch.linear.call import Adapter, Call
 from octavo_torch.linear.coded_weight import CodedWeight
-from octavo_torch.linear.prepare import local_parameters
+from octavo_torch.linear.parameters import local_parameters
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.activate_rows import activate_rows
 from octavo_torch.mlp.call import MlpCall

@@ -19,28 +19,27 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo_torch.arrays.grouped_tensor import Matrix
 from octavo_torch.arrays.sizes import group_sizes_of
 from octavo_torch.autograd.gradients import Context, cast_gradients, dtypes_of, needed_gradients
-from octavo_torch.autograd.saved import Saved, free_saved, with_sizes, without_sizes
+from octavo_torch.autograd.saved import Saved, SavedByName, free_saved, with_sizes, without_sizes
 from octavo_torch.autograd.saved_tensors import save, saved_tensors
 from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_no_graph
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
 from octavo_torch.mlp.call import MlpCall, Operands
-from octavo_torch.mlp.forward import DrawnSeed, activation_again, forward
-from octavo_torch.mlp.gradients import Frees, Gradients, Needs, Part, check_whole, gradients
-from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
+from octavo_torch.mlp.forward import activation_again, forward
+from octavo_torch.mlp.gradients import Gradients, Needs, Part, check_not_freed, freeing, gradients
+from octavo_torch.recording.calls import Given, RecordedCalls, readable_in_place, repeatable
 from octavo_torch.recording.tape import Tape
+from octavo_torch.scaling.seeds import DrawnSeed
 
 _is_compiling = torch.compiler.is_compiling
 
-Places = dict[str, Saved]
-"""Where the operands that backward reads are among what is saved, by name: x, w1, a (the activation), w2."""
-
-Forward = tuple[Tensor, Sequence[Tensor | None], Places]
-"""y [M, N], what autograd saves (sizes, h, probs, bias2, bias2_scales, and operands), and the places of operands."""
+Forward = tuple[Tensor, Sequence[Tensor | None], SavedByName]
+"""y [M, N], what autograd saves (sizes, h, probs, bias2, bias2_scales, and operands), and where the operands are among
+it: x, w1, a (the activation), w2."""
 
 
 class MlpContext(Context, Protocol):
@@ -52,8 +51,8 @@ class MlpContext(Context, Protocol):
 
     call: MlpCall
     freed: bool
-    places: Places
-    recorded: RecordedCalls[Places] | None
+    recorded: RecordedCalls[SavedByName] | None
+    saved: SavedByName
 
 
 class GroupedMLPFunction(FirstOrderFunction):
@@ -73,10 +72,10 @@ class GroupedMLPFunction(FirstOrderFunction):
         bias2_scales: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [M, N], written into `out` if it is given. `anchor`: see prepare.anchor_of."""
+        """y [M, N], written into `out` if it is given. `anchor`: see parameters.anchor_of."""
         dtypes = dtypes_of(x, w1, w2, probs, bias1, bias2, bias2_scales, anchor)
         w1, w2 = call.fc1.values_of(w1), call.fc2.values_of(w2)
-        (y, tensors, ctx.places), ctx.recorded = run_forward(
+        (y, tensors, ctx.saved), ctx.recorded = run_forward(
             call, Operands(x, w1, w2, probs, bias1, bias2, bias2_scales)
         )
         call.release()
@@ -94,28 +93,27 @@ class GroupedMLPFunction(FirstOrderFunction):
             return (None, None, *contexts.run_backward(_backward, ctx, dy))
 
 
-def run_forward(call: MlpCall, operands: Operands) -> tuple[Forward, RecordedCalls[Places] | None]:
+def run_forward(call: MlpCall, operands: Operands) -> tuple[Forward, RecordedCalls[SavedByName] | None]:
     """A forward, of a call with sizes as they were given; and the passes of such calls, None where it is composed."""
     given = _given_to_forward(call, operands)
-    recorded = None if given is None else call.plan.calls.of(call.kind(given))
+    recorded = None if given is None else call.plan.recorded_calls.of(call.kind(given))
     if recorded is None or given is None:
         return _composed_forward(call, operands), None
-    again = recorded.forward
-    if again is not None:
-        result, *saved = again.run(given, operands.x)
+    if recorded.forward is not None:
+        y, *results = recorded.forward.run(given, operands.x)
         call.mark_states()
-        assert result is not None  # every forward returns it
-        return (result, saved, recorded.kept), recorded
+        assert y is not None  # every forward returns it
+        return (y, results, recorded.kept), recorded
     assert call.plan.recorder is not None  # of what is given
     with Tape(call.plan.recorder, operands.x, given) as tape:
-        y, tensors, places = _composed_forward(call, operands)
-    recorded.set_forward(written(tape, given, [y, *tensors]), places)
-    return (y, tensors, places), None if recorded.composed else recorded
+        y, tensors, saved = _composed_forward(call, operands)
+    recorded.set_forward(repeatable(tape, given, [y, *tensors]), saved)
+    return (y, tensors, saved), None if recorded.composed else recorded
 
 
 def _given_to_forward(call: MlpCall, operands: Operands) -> Given | None:
     """What the launches of a forward read or change; None where they would not read them as they are, or a pass does
-    more than to launch."""
+    more than launch."""
     sizes = call.sizes
     if (
         call.plan.recorder is None
@@ -128,7 +126,7 @@ def _given_to_forward(call: MlpCall, operands: Operands) -> Given | None:
         return None
     if any(option is not None for option in (call.out, call.grad_input, call.room, call.probes)):
         return None
-    return direct([*operands, *call.codes_given()], [sizes, *call.state_tensors()])
+    return readable_in_place([*operands, *call.codes_given()], [sizes, *call.state_tensors()])
 
 
 def _composed_forward(call: MlpCall, operands: Operands) -> Forward:
@@ -141,27 +139,27 @@ def _composed_forward(call: MlpCall, operands: Operands) -> Forward:
     result = forward(call, operands)
     # a checkpoint that runs the forward again expects as many tensors, whether or not the pass was written down then
     tensors = [group_sizes_of(call.sizes), None, None, None, None]
-    places: Places = {}
+    saved: SavedByName = {}
     if fc2.need_dx or (fc2.need_dw and not fc2.quantized_wgrad):
         tensors[1:3] = [result.h, probs]
     if bias2_scales is not None:
         tensors[3:] = [bias2, bias2_scales]
     if fc1.need_dw:
-        places["x"] = Saved(without_sizes(result.x) if fc1.quantized_wgrad else x, tensors, own_x)
+        saved["x"] = Saved(without_sizes(result.x) if fc1.quantized_wgrad else x, tensors, own_x)
     if fc1.need_dx:
-        places["w1"] = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1, fc1.w_planes.dgrad)
+        saved["w1"] = Saved(result.w1 if fc1.quantized_dgrad else w1, tensors, own_w1, fc1.w_planes.dgrad)
     if fc2.need_dw and fc2.quantized_wgrad:
-        places["a"] = Saved(without_sizes(result.a), tensors, own=True)
+        saved["a"] = Saved(without_sizes(result.a), tensors, own=True)
     if fc2.need_dx:
-        places["w2"] = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
-    return result.y, tensors, places
+        saved["w2"] = Saved(result.w2 if fc2.quantized_dgrad else w2, tensors, own_w2, fc2.w_planes.dgrad)
+    return result.y, tensors, saved
 
 
 def _free(ctx: MlpContext, tensors: Sequence[Tensor], name: str) -> None:
     if name == "h":
         free_saved(tensors[1])
     elif name != "a" or ctx.call.plan.fc2.quantized_wgrad:
-        ctx.places[name].free(tensors)
+        ctx.saved[name].free(tensors)
 
 
 class _SavedOperands:
@@ -170,7 +168,7 @@ class _SavedOperands:
     def __init__(
         self, ctx: MlpContext, tensors: Sequence[Tensor], dy: Tensor, done_with: Callable[[Part], None]
     ) -> None:
-        self._call, self._places, self._tensors = ctx.call, ctx.places, tensors
+        self._call, self._saved, self._tensors = ctx.call, ctx.saved, tensors
         self._dy, self.done_with = [dy], done_with
         sizes, self._h, self.probs, self.bias2, self.bias2_scales = tensors[:5]
         self.sizes = sizes if isinstance(ctx.call.sizes, Tensor) else ctx.call.sizes
@@ -205,13 +203,13 @@ class _SavedOperands:
         return with_sizes(self._load(name), self.sizes)
 
     def _load(self, name: str) -> Matrix:
-        return self._places[name].load(self._tensors)
+        return self._saved[name].load(self._tensors)
 
 
 def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
     needs = Needs(*needed_gradients(ctx, ctx.needs_input_grad[2:], dy))
-    note_left_out(ctx, needs.later, ctx.call.fc1, ctx.call.fc2)
-    check_whole(ctx.freed)
+    note_left_out(ctx, needs.postponed, ctx.call.fc1, ctx.call.fc2)
+    check_not_freed(ctx.freed)
     beside = ctx.recorded is not None and _is_compiling() and is_plain(dy)
     run = _beside_graph if beside else _run_backward
     found = run(ctx, saved_tensors(ctx), dy, needs)
@@ -221,13 +219,13 @@ def _backward(ctx: MlpContext, dy: Tensor) -> list[Tensor | None]:
 
 def _run_backward(ctx: MlpContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> Gradients:
     ctx.call.check_states(dy)
-    call, frees, recorded = ctx.call, Frees(ctx, dy, partial(_free, ctx, tensors)), ctx.recorded
+    call, done_with, recorded = ctx.call, freeing(ctx, dy, partial(_free, ctx, tensors)), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:
-        return _composed_backward(ctx, tensors, dy, needs, frees)
+        return _composed_backward(ctx, tensors, dy, needs, done_with)
     assert call.plan.recorder is not None  # forward was written down
     compose = partial(_composed_backward, ctx, tensors, given[0], needs)  # type: ignore[arg-type]  # dy is given
-    found, run_again = recorded.run_backward(needs, given, call.plan.recorder, compose, frees)
+    found, run_again = recorded.run_backward(needs, given, call.plan.recorder, compose, done_with)
     if run_again:
         call.mark_states()
     return Gradients(*found)
@@ -243,7 +241,7 @@ def _given_to_backward(ctx: MlpContext, tensors: Sequence[Tensor | None], dy: Te
         return None  # what becomes of a weight's gradient is not a launch alone
     sizes, *operands = tensors
     assert sizes is not None  # of a forward that was written down
-    return direct([dy.contiguous(), *operands], [sizes, *call.state_tensors()])
+    return readable_in_place([dy.contiguous(), *operands], [sizes, *call.state_tensors()])
 
 
 def _composed_backward(

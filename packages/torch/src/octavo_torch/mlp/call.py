@@ -15,12 +15,12 @@ from octavo_torch.dispatch.prepared_sizes import PrepareFunction
 from octavo_torch.linear.arguments import check_state
 from octavo_torch.linear.call import Call, Options
 from octavo_torch.linear.contexts import unwrapped_state
-from octavo_torch.linear.prepare import Parameters, anchor_of, mark_written, resolve_weight
+from octavo_torch.linear.parameters import Parameters, anchor_of, mark_written, resolve_weight
 from octavo_torch.mlp.plan import MlpPlan
 from octavo_torch.recording.calls import Given, shapes_of
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.probe import Probe
-from octavo_torch.scaling.seeds import Seed, SeedCounter, second_stream
+from octavo_torch.scaling.seeds import DrawnSeed, Seed, SeedCounter, second_stream
 from octavo_torch.wgrad.postponed import DelayedWgrad
 
 States = tuple[DelayedState, DelayedState]
@@ -81,18 +81,8 @@ class MlpCall(Options):
         stores = self.delayed_wgrad
         return stores if isinstance(stores, tuple) and len(stores) == 2 else (stores, stores)
 
-    @property
-    def postpones(self) -> bool:
-        """Whether a weight's gradient may be postponed."""
-        return self.delayed_wgrad is not None
-
-    def set_layers(self, plan: MlpPlan, block: int, sizes: Sizes) -> None:
-        """Makes the layers' calls, with their sizes."""
-        self.set_experts(plan, block)
-        self.fc1.sizes = self.fc2.sizes = sizes
-
-    def set_experts(self, plan: MlpPlan, block: int) -> None:
-        """Makes the layers' calls, without sizes: for a caller that learns these later."""
+    def set_layers(self, plan: MlpPlan, block: int) -> None:
+        """Makes the layers' calls, without sizes."""
         self.plan, self.block = plan, block
         (state1, state2), (store1, store2) = self.state_of_each, self.store_of_each
         self.fc1 = Call(
@@ -169,7 +159,7 @@ class MlpCall(Options):
             for each in (self.fc1, self.fc2):
                 mark_written(None if each.state is None else each.state.history)
 
-    def seeds(self, read: Callable[[SeedCounter], Tensor]) -> tuple[int | Tensor | None, int | Tensor | None]:
+    def seeds(self, read: Callable[[SeedCounter], Tensor]) -> tuple[DrawnSeed, DrawnSeed]:
         """The seeds of fc1 and of fc2. `read` reads a SeedCounter: `current` in the forward, `take` in the backward."""
         first, second = (
             read(seed) if isinstance(seed, SeedCounter) else seed for seed in (self.seed, self.second_seed)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor, codes_alone
+from octavo_torch.arrays.grouped_tensor import PLANES, GroupedTensor, Matrix, codes_alone
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.linear.autograd import AnyRows, product, quantize_operand, read_operands
 from octavo_torch.memo import Bounded
 from octavo_torch.mlp.call import MlpCall
+from octavo_torch.scaling.seeds import DrawnSeed
 
 
 class ConcurrentQuantizer:
@@ -21,14 +21,14 @@ class ConcurrentQuantizer:
     quantizer reads is not given away before it has been read.
     """
 
-    def __init__(self, call: MlpCall, w2: Tensor, seed: int | Tensor | None, left_free: int) -> None:
+    def __init__(self, call: MlpCall, w2: Tensor, seed: DrawnSeed, left_free: int) -> None:
         """left_free: multiprocessors that fc1's product does not use, for the quantizer."""
         self._call, self._w2, self._seed, self._left_free = call, w2, seed, left_free
         self._main, self._side = streams(w2.device)
         self._codes: GroupedTensor | None = None
 
     @staticmethod
-    def of(call: MlpCall, w2: Tensor, seed: int | Tensor | None) -> ConcurrentQuantizer | None:
+    def of(call: MlpCall, w2: Tensor, seed: DrawnSeed) -> ConcurrentQuantizer | None:
         """The call's, if its Room asks for one; None if w2 is quantized after fc1's product, or not at all."""
         room, fc2 = call.room, call.fc2
         if room is None or room.w2 is None or fc2.layer.quantize_w is None:
@@ -38,7 +38,7 @@ class ConcurrentQuantizer:
         return ConcurrentQuantizer(call, w2, seed, max(room.w2, room.gemms))
 
     def run_first_layer(
-        self, seed: int | Tensor | None, x: AnyRows, w1: Tensor, bias1: Tensor | None
+        self, seed: DrawnSeed, x: AnyRows, w1: Tensor, bias1: Tensor | None
     ) -> tuple[Tensor, AnyRows | GroupedTensor, Matrix]:
         """`run_forward` of fc1, with w2's quantizer running beside its product."""
         fc1, fc2 = self._call.fc1, self._call.fc2

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from octavo.quantizer import Operand
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix
 from octavo_torch.arrays.interleaving import to_halves
 from octavo_torch.arrays.sizes import group_sizes_of
-from octavo_torch.dispatch.layer_functions import Matrix
 from octavo_torch.functions.activations import activate
 from octavo_torch.linear.autograd import AnyRows, quantize_operand, run_forward
 from octavo_torch.linear.call import Call
@@ -21,10 +20,7 @@ from octavo_torch.mlp.concurrent_quantizer import ConcurrentQuantizer
 from octavo_torch.quantizers.extras import Extras
 from octavo_torch.quantizers.fused import Fused
 from octavo_torch.scaling.probe import Probe
-from octavo_torch.scaling.seeds import SeedCounter
-
-DrawnSeed = int | Tensor | None
-"""A seed as quantizers take it: a SeedCounter has given its tensor."""
+from octavo_torch.scaling.seeds import DrawnSeed, SeedCounter
 
 
 class MlpForward(NamedTuple):
@@ -56,10 +52,11 @@ class SecondLayer(NamedTuple):
 
 def forward(call: MlpCall, operands: Operands) -> MlpForward:
     """y [M, N], and what backward may need of what was computed on the way to it."""
+    x, w1, w2, probs, bias1, bias2, bias2_scales = operands
     seed1, seed2 = forward_seeds(call)
-    w2_quantizer = ConcurrentQuantizer.of(call, operands.w2, seed2)
-    first = first_layer(call, seed1, operands.x, operands.w1, operands.bias1, w2_quantizer)
-    second = second_layer(call, seed2, first.h, operands, w2_quantizer)
+    w2_quantizer = ConcurrentQuantizer.of(call, w2, seed2)
+    first = first_layer(call, seed1, x, w1, bias1, w2_quantizer)
+    second = second_layer(call, seed2, first.h, probs, w2, bias2, bias2_scales, w2_quantizer)
     return MlpForward(second.y, first.h, first.x, first.w1, second.a, second.w2)
 
 
@@ -88,15 +85,22 @@ def first_layer(
 
 
 def second_layer(
-    call: MlpCall, seed: DrawnSeed, h: Tensor, operands: Operands, w2_quantizer: ConcurrentQuantizer | None = None
+    call: MlpCall,
+    seed: DrawnSeed,
+    h: Tensor,
+    probs: Tensor | None,
+    w2: Tensor,
+    bias2: Tensor | None,
+    bias2_scales: Tensor | None,
+    w2_quantizer: ConcurrentQuantizer | None,
 ) -> SecondLayer:
     """fc2's product of h's activation and w2, whose codes are those of `w2_quantizer` if it was given to fc1."""
     fc2 = call.fc2
-    a, fc2.x_codes = activation_of(call, h, operands.probs, seed)
+    a, fc2.x_codes = activation_of(call, h, probs, seed)
     rows = h if a is None else a
     if w2_quantizer is not None:
         fc2.w_made = w2_quantizer.w2_codes()
-    second = SecondLayer(*run_forward(fc2, seed, rows, operands.w2, operands.bias2, operands.bias2_scales))
+    second = SecondLayer(*run_forward(fc2, seed, rows, w2, bias2, bias2_scales))
     fc2.x_codes = None  # may hold values, which backward does not read
     return second
 
@@ -112,7 +116,7 @@ def activation_of(
         if watched is not None:
             assert extras.activated is not None  # asked for
             watched.record("x", extras.activated, call.sizes, call.fc2.state)
-        return extras.activated if plan.act.array else None, codes
+        return extras.activated if plan.act.high_precision else None, codes
     a = activate(h, probs, plan.activation)
     if call.fc2.probe is not None and quantize is not None:
         call.fc2.probe.record("x", a, call.sizes, call.fc2.state)
@@ -125,9 +129,9 @@ def activation_again(call: MlpCall, h: Tensor, probs: Tensor | None, seed: Drawn
     if plan.act.run is None:
         a: Tensor = activate(h, probs, plan.activation)
         return a
-    act = replace(plan.act, array=True, codes=plan.act.codes and plan.act.values is None)
+    act = replace(plan.act, high_precision=True, codes=plan.act.codes and plan.act.values is None)
     activated = run_fused(call.fc2, act, "x", (h,), probs, seed, record=False)[1].activated
-    assert activated is not None  # because of `array`
+    assert activated is not None  # because of `high_precision`
     return activated
 
 
@@ -153,15 +157,12 @@ def run_fused(
     """
     run, state = fused.run, call.state
     assert run is not None  # the caller composes it then
-    if fused.array and "activated" not in extras:
+    if fused.high_precision and "activated" not in extras:
         extras = ("activated", *extras)
     if fused.without_codes is not None:
         return None, fused.without_codes(*arrays, call.sizes, probs=probs, wanted=extras)
     if not fused.codes:
-        _, computed = run(
-            *arrays, call.sizes, probs=probs, wanted=extras, seed=seed, operand=operand, group_offset=call.group_offset
-        )
-        return None, computed
+        state = None  # of the codes that `run` makes all the same, and nothing reads
     record = record and call.record
     scale = None
     if state is not None:
@@ -178,4 +179,4 @@ def run_fused(
             assert computed.activated is not None  # always there, see Extras
             amax = operators.group_amax_of(computed.activated, group_sizes_of(call.sizes))
         state.record(operand, amax)
-    return codes, computed
+    return codes if fused.codes else None, computed

@@ -1,6 +1,6 @@
 """The gradients of a grouped MLP. A BackwardOperands supplies the operands: those of an MLP, or of a MoE layer.
 
-dy quantized -> fc2's wgrad and dgrad -> activation's gradient + bias gradient + quantize -> fc1's dgrad and wgrad
+dy quantized -> fc2's dgrad and wgrad -> activation's gradient + bias gradient + quantize -> fc1's dgrad and wgrad
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import GroupedTensor, plane_alone
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows, plane_alone
 from octavo_torch.arrays.interleaving import from_halves
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.autograd.saved import may_free
-from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.functions.activations import activate_gradient, probs_gradient
 from octavo_torch.linear.autograd import check_grad_input, quantize_operand, weight_gradient
 from octavo_torch.linear.call import Call
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.forward import DrawnSeed, run_fused, values_for
-from octavo_torch.scaling.seeds import SeedCounter
+from octavo_torch.mlp.forward import run_fused, values_for
+from octavo_torch.scaling.seeds import DrawnSeed, SeedCounter
 from octavo_torch.wgrad.bias_gradients import bias_gradients
 
 
 class Needs(NamedTuple):
-    """Which gradients a backward computes; `later`: those of weights that are postponed."""
+    """Which gradients a backward computes; `postponed`: those of weights that a DelayedWgrad computes after it."""
 
     x: bool
     w1: bool
@@ -34,7 +33,7 @@ class Needs(NamedTuple):
     bias1: bool
     bias2: bool
     bias2_scales: bool
-    later: bool
+    postponed: bool
 
 
 Part = Literal["h", "x", "a", "w1", "w2"]
@@ -121,21 +120,19 @@ class Freed(Protocol):
     freed: bool
 
 
-class Frees:
-    """Frees what a backward has read of what its forward has saved, unless a later backward is to read it again."""
+def freeing(ctx: Freed, dy: Tensor, free: Callable[[str], None]) -> Callable[[str], None]:
+    """BackwardOperands.done_with: it calls `free` with the operand's name, unless a later backward is to read it."""
+    frees = may_free(dy)
 
-    def __init__(self, ctx: Freed, dy: Tensor, free: Callable[[str], None]) -> None:
-        """`free` frees the operand of a name."""
-        self._ctx, self._free, self._frees = ctx, free, may_free(dy)
+    def done_with(name: str) -> None:
+        if frees:
+            ctx.freed = True
+            free(name)
 
-    def __call__(self, name: str) -> None:
-        """Frees the operand of this name: see BackwardOperands.done_with."""
-        if self._frees:
-            self._ctx.freed = True
-            self._free(name)
+    return done_with
 
 
-def check_whole(freed: bool) -> None:
+def check_not_freed(freed: bool) -> None:
     """RuntimeError if an earlier backward, which an error has ended early, has freed what this one would read."""
     if freed:
         raise RuntimeError(
@@ -148,9 +145,9 @@ def gradients(call: MlpCall, needs: Needs, operands: BackwardOperands) -> Gradie
     """The gradients that are needed."""
     backward = _Backward(call, needs, operands)
     backward.read_dy()
-    if backward.multiplies:
+    if backward.runs_gemms:
         backward.second_layer()
-    if backward.before_activation:
+    if backward.needs_da:
         backward.first_layer()
     dx = backward.dx
     return Gradients(None if dx is None else dx(), **backward.found)
@@ -169,16 +166,16 @@ def is_postponed(call: Call) -> bool:
     return call.target is not None and call.target.store is not None
 
 
-class _BeforeActivation(NamedTuple):
-    """What the backward of the activation returns; None for what is not needed.
+class _GradientOfH(NamedTuple):
+    """The gradient of fc1's result, and what the same pass computes; None for what is not needed.
 
-    h, codes   the gradient of fc1's result, plain and quantized, each if one of fc1's GEMMs reads it so
-    bias       the gradient of fc1's bias
-    probs      the gradient of probs
-    forward    the activation times probs, computed again in the same pass
+    values, codes   in high precision and quantized, each if one of fc1's GEMMs reads it so
+    bias            the gradient of fc1's bias
+    probs           the gradient of probs
+    forward         the activation times probs, computed again in the same pass
     """
 
-    h: Tensor | None
+    values: Tensor | None
     codes: GroupedTensor | None
     bias: Tensor | None
     probs: Tensor | None
@@ -207,12 +204,12 @@ class _Backward:
     def __init__(self, call: MlpCall, needs: Needs, operands: BackwardOperands) -> None:
         self.call, self.operands = call, operands
         self.needs = needs = needs._replace(
-            w1=needs.w1 or (needs.later and is_postponed(call.fc1)),
-            w2=needs.w2 or (needs.later and is_postponed(call.fc2)),
+            w1=needs.w1 or (needs.postponed and is_postponed(call.fc1)),
+            w2=needs.w2 or (needs.postponed and is_postponed(call.fc2)),
         )
-        self.reads_dh = needs.x or needs.w1 or needs.bias1
-        self.before_activation = self.reads_dh or needs.probs
-        self.multiplies = needs.w2 or self.before_activation
+        self.needs_dh = needs.x or needs.w1 or needs.bias1
+        self.needs_da = self.needs_dh or needs.probs
+        self.runs_gemms = needs.w2 or self.needs_da
         self.h: Tensor | None = None
         self.a: Matrix | None = None
         self.dx: Callable[[], Tensor] | None = None
@@ -220,19 +217,19 @@ class _Backward:
         self.seed1: DrawnSeed = None
         self.seed2: DrawnSeed = None
         self.dy_stays = operands.holds_dy
-        if self.multiplies and (call.plan.fc1.needs_seed or call.plan.fc2.needs_seed):
+        if self.runs_gemms and (call.plan.fc1.needs_seed or call.plan.fc2.needs_seed):
             self.seed1, self.seed2 = call.seeds(SeedCounter.take)
 
     def read_dy(self) -> None:
         """Sets `of_dgrad` and `of_wgrad`; where these are made of tokens, the rows of dy are never written."""
         fc2, operands, needs = self.call.plan.fc2, self.operands, self.needs
-        if self.multiplies and (operands.awaits_dy or operands.makes_h):
+        if self.runs_gemms and (operands.awaits_dy or operands.makes_h):
             self.h = operands.h()
             self.a = operands.a(self.h, self.seed2) if operands.awaits_dy and needs.w2 else None
         of_bias = needs.bias2 or needs.bias2_scales
         of_tokens = operands.dy_of_tokens
-        if of_tokens is not None and self.multiplies and not of_bias and self.call.fc2.probe is None:
-            self._set_read(*of_tokens(self.seed2))
+        if of_tokens is not None and self.runs_gemms and not of_bias and self.call.fc2.probe is None:
+            self._give_to_gemms(*of_tokens(self.seed2))
             self.dy_stays = not fc2.quantized_wgrad  # wgrad reads the tokens, and not what was made of them
             return
         dy = operands.dy()
@@ -245,12 +242,12 @@ class _Backward:
             self.found["bias2"], self.found["bias2_scales"] = bias_gradients(
                 fc2, dy, operands.sizes, bias2, scales2, need_bias=needs.bias2, need_scales=needs.bias2_scales
             )
-        if self.multiplies:
+        if self.runs_gemms:
             codes = _as_read(self.call.fc2, dy, self.seed2)
-            self._set_read(codes if fc2.quantized_dgrad else dy, codes if fc2.quantized_wgrad else dy)
+            self._give_to_gemms(codes if fc2.quantized_dgrad else dy, codes if fc2.quantized_wgrad else dy)
 
-    def _set_read(self, of_dgrad: Rows | None, of_wgrad: Rows | None) -> None:
-        """Sets both, of codes the one plane that the GEMM reads, so that it is freed behind this GEMM."""
+    def _give_to_gemms(self, of_dgrad: Rows | None, of_wgrad: Rows | None) -> None:
+        """Sets what the next dgrad and wgrad read: of codes the one plane that each reads, to be freed behind it."""
         self.of_dgrad, self.of_wgrad = plane_alone(of_dgrad, "rowwise"), plane_alone(of_wgrad, "columnwise")
 
     def second_layer(self) -> None:
@@ -258,10 +255,10 @@ class _Backward:
         fc2, needs, operands = self.call.plan.fc2, self.needs, self.operands
         self.h = operands.h() if self.h is None else self.h
         # the pass that computes h's gradient can compute the activation, too; to wait for it costs nothing if dy stays
-        makes_both = self.call.plan.dact.without_codes is not None and self.reads_dh
+        makes_both = self.call.plan.dact.without_codes is not None and self.needs_dh
         reads_values = needs.w2 and self.a is None and not fc2.quantized_wgrad
         self.dy_of_w2 = self.of_wgrad if reads_values and makes_both and self.dy_stays else None
-        if self.before_activation:
+        if self.needs_da:
             assert fc2.dgrad is not None  # a layer whose dx is needed
             assert self.of_dgrad is not None  # it reads dy
             self.da = fc2.dgrad(self.of_dgrad, operands.w2(), operands.sizes)
@@ -270,14 +267,14 @@ class _Backward:
         if needs.w2 and self.dy_of_w2 is None:
             self.a = operands.a(self.h, self.seed2) if self.a is None else self.a
             assert self.of_wgrad is not None  # it reads dy
-            self._multiply_w2(self.of_wgrad)
+            self._fc2_wgrad(self.of_wgrad)
         del self.of_wgrad
 
     def first_layer(self) -> None:
         """The activation's gradient, fc2's wgrad if it has waited, and fc1's dgrad and wgrad."""
         call, operands, fc1 = self.call, self.operands, self.call.plan.fc1
         assert self.h is not None  # read by the second layer
-        if not self.reads_dh:
+        if not self.needs_dh:
             self.found["probs"] = probs_gradient(self.da, self.h, call.plan.activation)
             return
         dh = self._gradient_of_h(self.h)
@@ -289,15 +286,17 @@ class _Backward:
         self.h = None
         operands.done_with("h")
         if self.dy_of_w2 is not None:
-            self._multiply_w2(self.dy_of_w2)
+            self._fc2_wgrad(self.dy_of_w2)
         if dh.bias is not None and call.block:
             self.found["bias1"] = from_halves(dh.bias, call.block)
-        self._set_read(dh.codes if fc1.quantized_dgrad else dh.h, dh.codes if fc1.quantized_wgrad else dh.h)
+        self._give_to_gemms(
+            dh.codes if fc1.quantized_dgrad else dh.values, dh.codes if fc1.quantized_wgrad else dh.values
+        )
         del dh
-        self._multiply_x()
-        self._multiply_w1()
+        self._fc1_dgrad()
+        self._fc1_wgrad()
 
-    def _multiply_w2(self, dy: Rows) -> None:
+    def _fc2_wgrad(self, dy: Rows) -> None:
         fc2 = self.call.plan.fc2
         assert fc2.wgrad is not None  # a layer whose dw is needed
         assert self.a is not None  # made just before
@@ -306,7 +305,7 @@ class _Backward:
         if not is_postponed(self.call.fc2):
             self.operands.done_with("a")
 
-    def _multiply_x(self) -> None:
+    def _fc1_dgrad(self) -> None:
         call, operands, fc1 = self.call, self.operands, self.call.plan.fc1
         if self.needs.x:
             assert fc1.dgrad is not None  # a layer whose dx is needed
@@ -316,7 +315,7 @@ class _Backward:
             self.dx = operands.of_x(dx)
             operands.done_with("w1")
 
-    def _multiply_w1(self) -> None:
+    def _fc1_wgrad(self) -> None:
         call, operands, fc1 = self.call, self.operands, self.call.plan.fc1
         if self.needs.w1:
             assert fc1.wgrad is not None  # a layer whose dw is needed
@@ -325,7 +324,7 @@ class _Backward:
             if not is_postponed(call.fc1):
                 operands.done_with("x")
 
-    def _gradient_of_h(self, h: Tensor) -> _BeforeActivation:
+    def _gradient_of_h(self, h: Tensor) -> _GradientOfH:
         call, needs, plan, da = self.call, self.needs, self.call.plan, self.da
         quantize, watched, probs = plan.fc1.quantize_dy, call.fc1.probe, self.operands.probs
         if plan.dact.run is not None:
@@ -338,11 +337,11 @@ class _Backward:
             dp = computed.dprobs
             if needs.probs and dp is None:
                 dp = probs_gradient(da, h, plan.activation)
-            values = computed.activated if plan.dact.array else None
-            return _BeforeActivation(values, codes, computed.dbias, dp, computed.forward)
+            values = computed.activated if plan.dact.high_precision else None
+            return _GradientOfH(values, codes, computed.dbias, dp, computed.forward)
         dh = activate_gradient(da, h, probs, plan.activation)
         if watched is not None:
             watched.record("dy", dh, call.sizes, call.fc1.state)
         codes = None if quantize is None else quantize_operand(call.fc1, quantize, "dy", dh, self.seed1)
         db = bias_gradients(plan.fc1, dh, call.sizes).bias if needs.bias1 else None
-        return _BeforeActivation(dh, codes, db, probs_gradient(da, h, plan.activation) if needs.probs else None)
+        return _GradientOfH(dh, codes, db, probs_gradient(da, h, plan.activation) if needs.probs else None)

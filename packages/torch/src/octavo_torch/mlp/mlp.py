@@ -22,13 +22,13 @@ from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
 from octavo_torch.linear.grouped import InputRows
-from octavo_torch.linear.prepare import mark_written, parameters_of
+from octavo_torch.linear.parameters import mark_written, parameters_of
 from octavo_torch.linear.quantized_input import QUANTIZED, check_codes, rows_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_mlp, check_operands
 from octavo_torch.mlp.autograd import grouped_mlp_function, run_forward
 from octavo_torch.mlp.call import MlpCall, Operands
-from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
+from octavo_torch.mlp.plan import MlpPlan, RequiredGradients, mlp_plan_for
 from octavo_torch.scaling.delayed_state import DelayedState
 from octavo_torch.scaling.seeds import for_backward
 from octavo_torch.wgrad.graph_route import graph_route
@@ -64,7 +64,10 @@ def apply(
     if contexts.any_active() and contexts.concerns(x):
         operands = {"x": x, "w1": w1, "w2": w2, "group_sizes": group_sizes, **optional._asdict()}
         call.unwrap_states()
-        return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
+        return contexts.run(
+            lambda x, w1, w2, group_sizes, **rest: apply(x, w1, w2, group_sizes, OptionalOperands(**rest), copy(call)),
+            operands,
+        )
     if has_other_rank(x):
         return _with_leading_axes(x, w1, w2, group_sizes, optional, call)
     recipe = call.recipe
@@ -79,8 +82,8 @@ def apply(
     arrays = Operands(x, first.weight, second.weight, optional.probs, first.bias, second.bias, optional.bias2_scales)
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
-    between = needs[0] or needs[1] or needs[3] or needs[4]
-    needed = Needed(needs[0], needs[1], needs[2], between, call.postpones)
+    need_da = needs[0] or needs[1] or needs[3] or needs[4]
+    needed = RequiredGradients(needs[0], needs[1], needs[2], need_da, call.delayed_wgrad is not None)
     sizes, at_host = as_sizes(group_sizes, x.shape[0], first.weight.shape[0], x)
     plan = mlp_plan_for(recipe, name, x, first.weight, second.weight, at_host, needed, call.backend)
     check_mlp(call, plan, arrays)
@@ -92,7 +95,8 @@ def apply(
         check_codes(plan.fc1, recipe, rows_or_codes, x_codes)
     block = check_interleave(call.interleave, name, first.weight)
     plan = plan.interleaved(block)
-    call.set_layers(plan, block, sizes)
+    call.set_layers(plan, block)
+    call.fc1.sizes = call.fc2.sizes = sizes
     call.fc1.x_codes = x_codes
     w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     # detached so that the caller's tensor stays a plain buffer, for the next call
@@ -116,18 +120,6 @@ def _with_leading_axes(
     axes = LeadingAxes(x)
     call.out, call.grad_input = axes.buffer("out", call.out), axes.buffer("grad_input", call.grad_input)
     return axes.restored(apply(axes.flat(x), w1, w2, group_sizes, optional.flattened(axes), call))
-
-
-def _apply_named(
-    call: MlpCall,
-    *,
-    x: InputRows,
-    w1: Weights | QuantizedWeight,
-    w2: Weights | QuantizedWeight,
-    group_sizes: GroupSizes | None,
-    **optional: Any,
-) -> Tensor:
-    return apply(x, w1, w2, group_sizes, OptionalOperands(**optional), call)
 
 
 _NAMES = frozenset(OptionalOperands._fields)
@@ -251,6 +243,6 @@ def explain_mlp(
     name = check_operands(x, first, second, activation)
     _, at_host = as_sizes(group_sizes, x.shape[0], first.shape[0], x)
     needs = x.requires_grad, first.requires_grad, second.requires_grad
-    needed = Needed(*needs, needs[0] or needs[1])
+    needed = RequiredGradients(*needs, needs[0] or needs[1])
     names = backend_names(backend)
     return mlp_plan_for(recipe_of(recipe), name, x, first, second, at_host, needed, names)

@@ -15,9 +15,9 @@ from octavo_registry.contract.recording import MakeRecorder
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.weight_order import order_of
-from octavo_torch.autograd.saved import Saved
+from octavo_torch.autograd.saved import SavedByName
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layer import Layer, Planes
 from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.dispatch.recipes import with_output_dtype
@@ -27,33 +27,31 @@ from octavo_torch.recording.calls import Kinds
 
 
 @dataclass(frozen=True)
-class Needed:
+class RequiredGradients:
     """Which gradients a call of an MLP computes.
 
-    between   any that needs fc2's dgrad: of x, w1, bias1 or probs
-    waits     those of weights are postponed, and what they read is kept until then
+    da          of the activation, by fc2's dgrad: those of x, w1, bias1 and probs are computed from it
+    postponed   those of weights are postponed, and what they read is kept until then
     """
 
     x: bool = False
     w1: bool = False
     w2: bool = False
-    between: bool = False
-    waits: bool = False
+    da: bool = False
+    postponed: bool = False
 
 
-Planes = tuple[bool, bool]
-"""Something about an operand's row data and its column data; of w, about what fprop and what dgrad reads."""
-
-
-def read_at_once(*, waits: bool) -> dict[Operand, Planes]:
+def read_at_once(*, postponed: bool) -> dict[Operand, Planes]:
     """Which planes are read in the pass that quantizes them: `Layer.reading_at_once`. Of x and of the weights those for
     fprop; the others are kept for backward."""
-    return {"x": (True, False), "w": (True, False), "dy": (True, not waits)}
+    return {"x": (True, False), "w": (True, False), "dy": (True, not postponed)}
 
 
 def read_at_once_again(first: Mapping[Operand, Planes]) -> dict[Operand, Planes]:
-    """The same in a backward that quantizes x, the activation and the weights again, for their gradients, where `first`
-    are those of the whole layer: columns of x wait where those of dy do, for the weight's gradient."""
+    """`read_at_once` of a backward that quantizes x, the activation and the weights again: the planes for gradients.
+
+    first   that of the whole layer. A postponed weight gradient reads columns of x later, as it does those of dy
+    """
     _, of_wgrad = first["dy"]
     return {**first, "x": (False, of_wgrad), "w": (False, True)}
 
@@ -67,8 +65,8 @@ class MlpPlan:
     act, dact   the quantizers around the activation: fused with it, or composed
     prepare     prepares group sizes for everything here; None: they are taken as they are
     recorder    writes down the launches of a pass; None where backends are several, or the one has none, or a pass does
-                more than to launch: draws seeds, or computes an activation by torch's operations
-    calls       the passes of calls that are written down
+                more than launch: it draws seeds, or computes an activation by torch's operations
+    recorded_calls   the passes of calls that are written down
     at_once     the planes that are read in the pass that quantizes them, of both layers
     """
 
@@ -78,12 +76,12 @@ class MlpPlan:
         "act",
         "activation",
         "at_once",
-        "calls",
         "dact",
         "fc1",
         "fc2",
         "prepare",
         "recipe",
+        "recorded_calls",
         "recorder",
     )
 
@@ -104,7 +102,7 @@ class MlpPlan:
         self._leaving: dict[int, MlpPlan] = {}
         self._interleaved: dict[int, MlpPlan] = {}
         self.recorder = self._recorder()
-        self.calls: Kinds[dict[str, Saved]] = Kinds()
+        self.recorded_calls: Kinds[SavedByName] = Kinds()
 
     def _recorder(self) -> MakeRecorder[Tensor] | None:
         fc1, fc2 = self.fc1, self.fc2
@@ -176,7 +174,7 @@ def mlp_plan_for(
     w1: Tensor,
     w2: Tensor,
     at_host: bool,
-    needed: Needed,
+    needed: RequiredGradients,
     backend: str | tuple[str, ...] | None,
 ) -> MlpPlan:
     """The plan for operands that fit together, remembered by the recipe's identity: a recipe does not change."""
@@ -184,7 +182,7 @@ def mlp_plan_for(
     shapes = *map(int, w1.shape), *map(int, w2.shape), order_of(w1), order_of(w2)  # see layer_for
     key = (
         id(recipe), activation, x.dtype, x.device, shapes, at_host, needed.x, needed.w1, needed.w2,
-        needed.between, needed.waits, backend, graph_safe,
+        needed.da, needed.postponed, backend, graph_safe,
     )  # fmt: skip
 
     def resolve() -> MlpPlan:
@@ -192,7 +190,7 @@ def mlp_plan_for(
         # the activation reads fc1's result in x's dtype
         inner = recipe if recipe.output_dtype in (None, DTYPE_NAMES[x.dtype]) else with_output_dtype(recipe, None)
         fc1 = layer_for(inner, x, w1, at_host, needed.x, needed.w1, backend, graph_safe)
-        fc2 = layer_for(recipe, x, w2, at_host, needed.between, needed.w2, backend, graph_safe)
-        return MlpPlan(recipe, activation, fc1, fc2, read_at_once(waits=needed.waits))
+        fc2 = layer_for(recipe, x, w2, at_host, needed.da, needed.w2, backend, graph_safe)
+        return MlpPlan(recipe, activation, fc1, fc2, read_at_once(postponed=needed.postponed))
 
     return _plans.get(key, resolve, recipe)

@@ -21,7 +21,7 @@ from octavo_torch.compiler.refused_derivatives import FirstOrderFunction, check_
 from octavo_torch.compiler.tracing import is_plain
 from octavo_torch.linear import contexts
 from octavo_torch.linear.autograd import note_left_out
-from octavo_torch.mlp.gradients import Needs, check_whole
+from octavo_torch.mlp.gradients import Needs, check_not_freed
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import arrive
 from octavo_torch.moe.passes import run_backward, run_forward
@@ -46,14 +46,13 @@ class MoeFunction(FirstOrderFunction):
         bias2: Tensor | None,
         anchor: Tensor | None,
     ) -> Tensor:
-        """y [T, N]. `anchor`: see prepare.anchor_of."""
+        """y [T, N]. `anchor`: see parameters.anchor_of."""
         dtypes = dtypes_of(x, w1, w2, weights, bias1, bias2, anchor)
         operands = MoeOperands(x, call.fc1.values_of(w1), call.fc2.values_of(w2), weights, bias1, bias2)
         choices, operands, arriving = arrive(call, choices, operands)
-        y, kept, ctx.recorded = run_forward(call, choices, operands, arriving)
+        (y, tensors, ctx.kept), ctx.recorded = run_forward(call, choices, operands, arriving)
         call.release()
-        save(ctx, *kept.tensors)
-        ctx.kept = kept._replace(tensors=())
+        save(ctx, *tensors)
         ctx.call, ctx.freed, ctx.dtypes = call, False, dtypes
         return y
 
@@ -70,13 +69,13 @@ _beside_graph = torch.compiler.disable(run_backward)  # type: ignore[no-untyped-
 
 
 def _backward(ctx: MoeContext, dy: Tensor) -> list[Tensor | None]:
-    need_x, need_w1, need_w2, need_weights, need_b1, need_b2, later = needed_gradients(
+    need_x, need_w1, need_w2, need_weights, need_b1, need_b2, postponed = needed_gradients(
         ctx, ctx.needs_input_grad[2:], dy
     )
-    note_left_out(ctx, later, ctx.call.fc1, ctx.call.fc2)
+    note_left_out(ctx, postponed, ctx.call.fc1, ctx.call.fc2)
     of_bias2 = need_weights and ctx.dtypes[5] is not None
-    needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, later)
-    check_whole(ctx.freed)
+    needs = Needs(need_x, need_w1, need_w2, need_weights, need_b1, need_b2, of_bias2, postponed)
+    check_not_freed(ctx.freed)
     run = _beside_graph if _is_compiling() and is_plain(dy) else run_backward
     found = run(ctx, saved_tensors(ctx), dy, needs)
     ctx.freed = False  # it has ended: autograd refuses another one in its own words

@@ -19,7 +19,7 @@ from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.functions.activations import check_activation
-from octavo_torch.mlp.plan import Needed, mlp_plan_for
+from octavo_torch.mlp.plan import RequiredGradients, mlp_plan_for
 from octavo_torch.moe.forms import Form, WeightCodes, check_form, check_weight_codes, rows_plan
 from octavo_torch.moe.plan import MoePlan, moe_plan_for
 
@@ -169,7 +169,7 @@ class _Operands:
     ) -> MoePlan:
         """What moe_mlp runs with all gradients."""
         x, w1, w2 = self._x, self._w1, self._w2
-        needed, names = Needed(True, True, True, True), backend_names(backend)
+        needed, names = RequiredGradients(True, True, True, True), backend_names(backend)
         full = mlp_plan_for(recipe, self.activation, x, w1, w2, x.device.type == "cpu", needed, names)
         hidden = rows_plan(x, w1.shape[1], w1.shape[0], names) if form == "lean" else None
         return moe_plan_for(full, form, weight_codes, hidden)

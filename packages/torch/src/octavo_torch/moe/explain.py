@@ -21,9 +21,9 @@ from octavo_torch.arrays.checks import HashableNames
 from octavo_torch.arrays.per_group import Weights
 from octavo_torch.compiler.graphs import wants_graph
 from octavo_torch.dispatch.layer import Layer
-from octavo_torch.linear.prepare import parameters_of
+from octavo_torch.linear.parameters import parameters_of
 from octavo_torch.mlp.arguments import check_operands
-from octavo_torch.mlp.plan import MlpPlan, Needed
+from octavo_torch.mlp.plan import MlpPlan, RequiredGradients
 from octavo_torch.moe import moe
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.parallel.explain import ExchangePlan, explain_own_exchange
@@ -98,7 +98,7 @@ def explain_moe(x: Tensor, given: Given, rule: RouterRule, call: MoeCall, adapte
     arrays = MoeOperands(x, first.weight, second.weight, logits, first.bias, second.bias)
     needs = [value is not None and value.requires_grad for value in arrays]
     of_choices = needs[0] or given.router.requires_grad
-    needed = Needed(needs[0], needs[1], needs[2], needs[0] or needs[1] or of_choices or needs[4])
+    needed = RequiredGradients(needs[0], needs[1], needs[2], needs[0] or needs[1] or of_choices or needs[4])
     plan = moe.resolve(call, name, arrays, needed)
     adapted_words = "rows are permuted first: the layer has adapters, and its products and its activation run apart"
     reads_bias2 = needs[5] or (of_choices and second.bias is not None)
@@ -145,31 +145,31 @@ def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
 
     reads_bias2   the gradient of fc2's bias, or of its weights, is computed
     """
-    made, fc1, fc2 = call.moe, call.moe.forward.fc1, call.moe.forward.fc2
-    again = made.backward.fc1
+    plan, fc1, fc2 = call.moe, call.moe.forward.fc1, call.moe.forward.fc2
+    fc1_again = plan.backward.fc1
     watched = call.fc1.probe is not None
-    if made.x_gathered and not watched:
+    if plan.x_gathered and not watched:
         yield "x in fprop", f"{_backend(fc1, 'fprop')} reads the tokens in its product; no row of them is written"
-    elif made.x_once is not None and not watched:
-        yield "x in fprop", f"{_gathers_codes(made.x_once, fc1, 'fprop')}; no row of them is written"
-    elif made.x_of_tokens and not watched:
+    elif plan.x_codes_of_tokens is not None and not watched:
+        yield "x in fprop", f"{_gathers_codes(plan.x_codes_of_tokens, fc1, 'fprop')}; no row of them is written"
+    elif plan.x_of_tokens and not watched:
         yield "x in fprop", f"{fc1.quantizers['x'].backend} quantizes the tokens; no row of them is written"
     else:
         yield "x in fprop", f"rows are permuted first: {_why_rows_of_x(call, watched)}"
     if fc1.need_dw:
-        if made.wgrad_gathers:
+        if plan.wgrad_gathers:
             how = f"{_backend(fc1, 'wgrad')} reads the tokens in its product"
         elif call.form == "keep_all":
             how = 'kept from forward: form is "keep_all"'
-        elif takes_tokens(again, "x"):
-            how = f"{again.quantizers['x'].backend} quantizes the tokens in backward"
+        elif takes_tokens(fc1_again, "x"):
+            how = f"{fc1_again.quantizers['x'].backend} quantizes the tokens in backward"
         else:
-            how = f"rows are permuted again: {_takes_none(again, 'x', 'wgrad')}"
+            how = f"rows are permuted again: {_takes_none(fc1_again, 'x', 'wgrad')}"
         yield "x in wgrad", how
     if fc2.need_dx or fc2.need_dw:
         yield "dy", _dy(fc2, call, reads_bias2)
-    if made.hidden is not None:
-        yield "fc1's result", f'{made.hidden.backend} quantizes it for backward: form is "lean"'
+    if plan.hidden is not None:
+        yield "fc1's result", f'{plan.hidden.backend} quantizes it for backward: form is "lean"'
 
 
 def _gathers_codes(once: QuantizePlan, layer: Layer, gemm: Gemm) -> str:
@@ -180,7 +180,7 @@ def _why_rows_of_x(call: MoeCall, watched: bool) -> str:
     fc1 = call.moe.forward.fc1
     if watched:
         return _OBSERVER
-    if not fc1.quantized_fprop and ("x" in fc1.quantizers or "x" in call.moe.recorded[0]):
+    if not fc1.quantized_fprop and ("x" in fc1.quantizers or "x" in call.moe.amax_only[0]):
         return "fprop reads them in high precision beside wgrad's codes"
     kept = takes_tokens(fc1, "x") or (fc1.quantize_x is None and gathers(fc1, "x", "fprop"))
     return 'form is "keep_all", which keeps them for wgrad' if kept else _takes_none(fc1, "x", "fprop")
@@ -205,13 +205,13 @@ def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
     return f"rows are permuted first: {why}"
 
 
-def _dy_by_token(fc2: Layer, made: MoePlan, unquantized: Sequence[Gemm]) -> Iterator[str]:
+def _dy_by_token(fc2: Layer, plan: MoePlan, unquantized: Sequence[Gemm]) -> Iterator[str]:
     """What reads dy's tokens: the quantizers, and the products that read it unquantized."""
-    if made.dy_once is None:
+    if plan.dy_codes_of_tokens is None:
         yield f"{fc2.quantizers['dy'].backend} quantizes it by token"
     else:
-        once, columns = made.dy_once
-        yield _gathers_codes(once, fc2, "dgrad")
+        tokens, columns = plan.dy_codes_of_tokens
+        yield _gathers_codes(tokens, fc2, "dgrad")
         if columns is not None:
             yield f"for wgrad {columns.backend} quantizes it by token"
     for gemm in unquantized:

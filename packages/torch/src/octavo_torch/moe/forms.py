@@ -14,6 +14,7 @@ from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import KEPT_ROWS
 from octavo_registry.contract.quantize import Dequantize
 from octavo_registry.dispatch.layer_plan import QuantizePlan
+from octavo_torch.arithmetic.casts import to_fp16
 from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
@@ -47,11 +48,7 @@ class RowReader(NamedTuple):
     def rows(self, codes: Tensor, scales: Tensor, group_sizes: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows that the codes stand for, rounded once to `dtype`; +0 past the sum of the sizes."""
         rows = self.dequantize(GroupedTensor(self.spec, group_sizes, codes, scales), "rowwise")
-        if dtype is torch.float16:
-            # a block's largest code may decode to more than fp16 holds; NaN stays
-            largest = torch.finfo(dtype).max
-            return rows.clamp(-largest, largest).to(dtype)
-        return rows
+        return to_fp16(rows) if dtype is torch.float16 else rows
 
 
 class RowCodes(NamedTuple):

@@ -12,17 +12,16 @@ from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.quantize import QuantizeTokens
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.arithmetic import operators
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows
 from octavo_torch.arrays.sizes import group_sizes_of
-from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.linear.autograd import RowValues, quantize_operand
 from octavo_torch.linear.call import Call
-from octavo_torch.mlp.call import Operands
 from octavo_torch.mlp.concurrent_quantizer import ConcurrentQuantizer
-from octavo_torch.mlp.forward import DrawnSeed, first_layer, forward_seeds, second_layer
+from octavo_torch.mlp.forward import first_layer, forward_seeds, second_layer
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes, keep_rows
 from octavo_torch.moe.rows.derivatives import Places
+from octavo_torch.scaling.seeds import DrawnSeed
 
 Arriving = Callable[[], Tensor]
 """Returns the tokens [T, K], once they have come from other ranks. It is called once."""
@@ -62,15 +61,15 @@ def forward(call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arr
     rows = rows_for(call, seeds[0], x, places)
     w2_quantizer = ConcurrentQuantizer.of(call, w2, seeds[1])
     h, rows_read, matrices1 = first_layer(call, seeds[0], rows, w1, bias1, w2_quantizer)
-    _record(call.fc1, call.moe.recorded[0], rows, matrices1)
+    _record(call.fc1, call.moe.amax_only[0], rows, matrices1)
     kept_x = _kept_x(call, rows, rows_read) if keeps_all else None
     # freed before fc2's operands are allocated
     del rows, rows_read
     call.fc1.x_codes = None
     kept_h = h if call.moe.hidden is None else keep_rows(call.moe.hidden, h, call.sizes, call.backend)
-    of_second = Operands(h, w1, w2, probs, bias1, bias2, None if bias2 is None else probs)
-    y, a, matrices2 = second_layer(call, seeds[1], h, of_second, w2_quantizer)
-    _record(call.fc2, call.moe.recorded[1], a, matrices2)
+    bias2_scales = None if bias2 is None else probs
+    y, a, matrices2 = second_layer(call, seeds[1], h, probs, w2, bias2, bias2_scales, w2_quantizer)
+    _record(call.fc2, call.moe.amax_only[1], a, matrices2)
     combined = call.combine(call.moves.results, y, places)()
     return MoeForward(
         combined, x, places, sizes, seeds, kept_x, None if call.form == "recompute" else kept_h, matrices1,
@@ -110,14 +109,14 @@ def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowVa
         return TokenRows(x, *places)
     if not call.moe.x_of_tokens or call.fc1.probe is not None:
         return call.moves.tokens.permute_rows(x, *places, None)
-    if call.moe.x_once is not None:
-        return quantize_once(call.moe.x_once, "x", x, places)
+    if call.moe.x_codes_of_tokens is not None:
+        return codes_of_tokens(call.moe.x_codes_of_tokens, "x", x, places)
     call.fc1.x_codes = quantize_tokens(call.fc1, call.fc1.layer.of_tokens["x"], "x", x, places, seed)
     return x
 
 
-def quantize_once(quantizer: QuantizePlan, operand: Operand, tokens: Tensor, places: Places) -> TokenRows[Tensor]:
-    """The tokens, each quantized once, for a GEMM that gathers its rows' codes: all rows of one token have the same."""
+def codes_of_tokens(quantizer: QuantizePlan, operand: Operand, tokens: Tensor, places: Places) -> TokenRows[Tensor]:
+    """Codes of the tokens, each quantized once, for a GEMM that gathers them: all rows of one token have the same."""
     return TokenRows(quantizer.run(tokens[None], operand=operand), *places)
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
-from octavo_torch.autograd.saved import Saved
-from octavo_torch.mlp.forward import DrawnSeed
+from octavo_torch.autograd.saved import SavedByName
 from octavo_torch.moe.forms import RowReader
+from octavo_torch.scaling.seeds import DrawnSeed
 
 
 class Kept(NamedTuple):
-    """What a forward leaves for its backward.
+    """What a forward leaves for its backward beside the tensors that autograd saves.
 
-    tensors   for autograd to save
-    places    where each of them is, by name
-    seeds     the seeds with which forward rounded, of fc1 and fc2; None for one that is a tensor, which is kept by name
+    saved     where each operand is among these
+    seeds     the seeds with which forward rounded, of fc1 and fc2; None for one that is a tensor, and so among them
     reader    reads h's codes; None unless h is kept as codes
     """
 
-    tensors: Sequence[Tensor | None]
-    places: dict[str, Saved]
+    saved: SavedByName
     seeds: list[DrawnSeed]
     reader: RowReader | None

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from octavo_registry.contract.moves import TokenRows
-from octavo_torch.arrays.grouped_tensor import GroupedTensor
+from octavo_torch.arrays.grouped_tensor import GroupedTensor, Matrix, Rows
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.autograd.saved import free_saved, with_sizes
 from octavo_torch.compiler.operators import Operators
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Matrix, Rows
 from octavo_torch.linear.autograd import quantize_operand
 from octavo_torch.mlp.call import MlpCall
-from octavo_torch.mlp.forward import DrawnSeed, activation_again, activation_of, first_layer
+from octavo_torch.mlp.forward import activation_again, activation_of, first_layer
 from octavo_torch.mlp.gradients import Part, is_postponed
-from octavo_torch.moe.forward import quantize_once, quantize_tokens, rows_for, weights_as_rows
+from octavo_torch.moe.forward import codes_of_tokens, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.saved import MoeContext
 from octavo_torch.moe.tokens import takes_tokens
+from octavo_torch.scaling.seeds import DrawnSeed
 
 _operators = Operators("octavo_torch")
 _after = _operators.define(
@@ -38,10 +38,10 @@ def free_kept(ctx: MoeContext, tensors: Sequence[Tensor], name: str) -> None:
     """Frees the operand of this name among what forward has kept."""
     if name == "h":
         for part in ("h", "h_scales"):
-            if part in ctx.kept.places:
-                free_saved(tensors[ctx.kept.places[part].start])
+            if part in ctx.kept.saved:
+                free_saved(tensors[ctx.kept.saved[part].start])
         return
-    kept = ctx.kept.places.get(f"{name}_codes" if name in ("w1", "w2") else name)
+    kept = ctx.kept.saved.get(f"{name}_codes" if name in ("w1", "w2") else name)
     if kept is not None:
         kept.free(tensors)
 
@@ -54,7 +54,7 @@ class KeptOperands:
     ) -> None:
         """dy [T, N] is by token; `tensors` are those that forward has saved."""
         call = self._call = ctx.call
-        self._saved, self._tensors, self._reader = ctx.kept.places, tensors, ctx.kept.reader
+        self._saved, self._tensors, self._reader = ctx.kept.saved, tensors, ctx.kept.reader
         self._ctx, self.done_with = ctx, done_with
         # in a list, from which it is popped, so that it is not held until the backward ends
         self._dy = [(lambda: dy) if call.token_exchange is None else call.token_exchange.dispatch_gradient(dy)]
@@ -98,7 +98,7 @@ class KeptOperands:
         return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
 
     def _dy_of_tokens(self, seed: DrawnSeed) -> tuple[Rows, Rows]:
-        call, dy, once = self._call.fc2, self._dy.pop()(), self._call.moe.dy_once
+        call, dy, by_token = self._call.fc2, self._dy.pop()(), self._call.moe.dy_codes_of_tokens
         layer = call.layer
         if self._call.token_exchange is not None and is_postponed(call) and not layer.quantized_wgrad:
             dy = dy.clone()  # the next message overwrites the buffer in which it has arrived
@@ -106,16 +106,16 @@ class KeptOperands:
         values = TokenRows(dy, *self.places)
         of_dgrad: Rows = values
         of_wgrad: Rows = values
-        if once is None:
+        if by_token is None:
             of_tokens = layer.of_tokens.get("dy")
         else:
-            of_tokens = None if once.columns is None else once.columns.bound.of_tokens
+            of_tokens = None if by_token.columns is None else by_token.columns.bound.of_tokens
         if of_tokens is not None:
             codes = quantize_tokens(call, of_tokens, "dy", dy, self.places, seed)
             of_dgrad = codes if layer.quantized_dgrad else values
             of_wgrad = codes if layer.quantized_wgrad else values
-        if once is not None:
-            of_dgrad = quantize_once(once.tokens, "dy", dy, self.places)
+        if by_token is not None:
+            of_dgrad = codes_of_tokens(by_token.tokens, "dy", dy, self.places)
         return of_dgrad, of_wgrad
 
     def h(self) -> Tensor:

@@ -19,10 +19,10 @@ from octavo_torch.compiler.refused_derivatives import check_no_tangent
 from octavo_torch.dispatch.recipes import recipe_of
 from octavo_torch.dispatch.room import Room
 from octavo_torch.linear import contexts
-from octavo_torch.linear.prepare import CastWeight, GivenWeight, parameters_of
+from octavo_torch.linear.parameters import CastWeight, GivenWeight, parameters_of
 from octavo_torch.linear.weights import QuantizedWeight
 from octavo_torch.mlp.arguments import check_common, check_operands
-from octavo_torch.mlp.plan import MlpPlan, Needed, mlp_plan_for
+from octavo_torch.mlp.plan import MlpPlan, RequiredGradients, mlp_plan_for
 from octavo_torch.moe.arguments import check_choices, check_weights
 from octavo_torch.moe.autograd import moe_function
 from octavo_torch.moe.call import MoeCall, MoeOperands
@@ -63,7 +63,7 @@ def apply(
     if contexts.any_active() and contexts.concerns(x):
         operands = {"x": x, "w1": w1, "w2": w2, **routed._asdict()}
         call.unwrap_states()
-        return contexts.run(lambda **cast: _apply_named(copy(call), **cast), operands)
+        return contexts.run(lambda x, w1, w2, **rest: apply(x, w1, w2, Routed(**rest), copy(call)), operands)
     first = parameters_of(w1, routed.bias1, ("w1", "bias1"))
     second = parameters_of(w2, routed.bias2, ("w2", "bias2"))
     name = check_operands(x, first.weight, second.weight, call.activation)
@@ -73,8 +73,9 @@ def apply(
     arrays = MoeOperands(x, first.weight, second.weight, weights, first.bias, second.bias)
     enabled = torch.is_grad_enabled()
     needs = [enabled and isinstance(value, Tensor) and value.requires_grad for value in arrays]
-    between = needs[0] or needs[1] or needs[3] or needs[4]
-    resolve(call, name, arrays, Needed(needs[0], needs[1], needs[2], between, call.postpones))
+    need_da = needs[0] or needs[1] or needs[3] or needs[4]
+    needed = RequiredGradients(needs[0], needs[1], needs[2], need_da, call.delayed_wgrad is not None)
+    resolve(call, name, arrays, needed)
     w1_leaf, w2_leaf = call.resolve_weights(first, second, needs[1], needs[2])
     if call.ep is not None:
         sides = Sides(x.shape[1], arrays.w2.shape[2], arrays.w2.shape[1], arrays.w1.shape[0])
@@ -84,7 +85,8 @@ def apply(
         return moe_function(call, choices, x, w1_leaf, w2_leaf, *arrays[3:], call.anchor)
     if forward_ad._current_level >= 0:  # with gradients, autograd's functions refuse them
         check_no_tangent(x, weights, *leaves_of(first.leaves), *leaves_of(second.leaves), *arrays[4:])
-    return run_forward(call, *arrive(call, choices, arrays))[0]
+    (y, *_), _ = run_forward(call, *arrive(call, choices, arrays))
+    return y
 
 
 def _own_leaves(weight: GivenWeight) -> list[Tensor]:
@@ -95,7 +97,7 @@ def _own_leaves(weight: GivenWeight) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: Needed) -> MlpPlan:
+def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: RequiredGradients) -> MlpPlan:
     """Sets the call's plans, its layers, and the functions that move rows.
 
     Returns the experts' plan before it is narrowed to what the call's form computes in each pass.
@@ -111,26 +113,15 @@ def resolve(call: MoeCall, activation: Activation, arrays: MoeOperands, needed: 
         full = full.leaving(call.room.gemms)
     block = check_interleave(call.interleave, activation, w1)
     full = full.interleaved(block)
-    keeps_codes = form == "lean" and (needed.w2 or needed.between)
+    keeps_codes = form == "lean" and (needed.w2 or needed.da)
     hidden = rows_plan(x, int(w1.shape[1]), int(w1.shape[0]), call.backend) if keeps_codes else None
     call.moe = moe_plan_for(full, form, weight_codes, hidden)
     if call.ep is not None:
         # random bits depend on an expert's number among the experts of all ranks
         call.group_offset += call.ep.rank * int(w1.shape[0])
     call.moves = move_set_for(x, full.fc2.row_dtype, int(w1.shape[0]), call.backend)
-    call.set_experts(call.moe.forward, block)
+    call.set_layers(call.moe.forward, block)
     return full
-
-
-def _apply_named(
-    call: MoeCall,
-    *,
-    x: Tensor,
-    w1: Weights | QuantizedWeight,
-    w2: Weights | QuantizedWeight,
-    **routed: Any,
-) -> Tensor:
-    return apply(x, w1, w2, Routed(**routed), call)
 
 
 _NAMES = frozenset(Routed._fields)

@@ -15,19 +15,22 @@ import torch
 from torch import Tensor
 
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.mlp.gradients import Frees, Needs, Part, gradients
+from octavo_torch.mlp.gradients import Needs, Part, freeing, gradients
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forward import Arriving, forward
 from octavo_torch.moe.kept import Kept
 from octavo_torch.moe.kept_operands import KeptOperands, free_kept
 from octavo_torch.moe.saved import MoeContext, kept_by, scales_to_keep
-from octavo_torch.recording.calls import Given, RecordedCalls, direct, written
+from octavo_torch.recording.calls import Given, RecordedCalls, readable_in_place, repeatable
 from octavo_torch.recording.tape import Tape
 
 _INT64, _FLOAT32 = torch.int64, torch.float32
 
 Scales = Sequence[Tensor | None]
 """See `scales_to_keep`."""
+
+Forward = tuple[Tensor, Sequence[Tensor | None], Kept]
+"""y [T, N], what autograd saves, and what else backward reads."""
 
 
 class MoeGradients(NamedTuple):
@@ -43,42 +46,40 @@ class MoeGradients(NamedTuple):
 
 def run_forward(
     call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving
-) -> tuple[Tensor, Kept, RecordedCalls[Kept] | None]:
-    """y [T, N], what backward reads, and the passes of such calls; None where the call's are composed."""
+) -> tuple[Forward, RecordedCalls[Kept] | None]:
+    """A forward; and the passes of such calls, None where the call's are composed."""
     scales = scales_to_keep(call)
     cast = _cast(choices, operands) if _may_be_recorded(call, choices) else None
     given = None if cast is None else _given_to_forward(call, *cast, scales)
-    recorded = None if given is None else call.moe.calls.of(call.kind(given))
+    recorded = None if given is None else call.moe.recorded_calls.of(call.kind(given))
     if recorded is None or given is None or cast is None:
-        return (*_composed_forward(call, choices, operands, arriving, scales), None)
+        return _composed_forward(call, choices, operands, arriving, scales), None
     y: Tensor | None
     tensors: Sequence[Tensor | None]
-    again = recorded.forward
-    if again is None:
-        y, kept = _write_forward(recorded, call, given, *cast, scales)
-        tensors = kept.tensors
+    if recorded.forward is None:
+        y, tensors, kept = _write_forward(recorded, call, given, *cast, scales)
     else:
-        y, *tensors = again.run(given, operands.x)
+        y, *tensors = recorded.forward.run(given, operands.x)
         call.mark_states()
         kept = recorded.kept
     assert y is not None  # every forward returns it
     originals = {id(cast[0]): choices, id(cast[1].weights): operands.weights}
-    kept = kept._replace(tensors=[originals.get(id(tensor), tensor) for tensor in tensors])
-    return y, kept, None if recorded.composed else recorded
+    tensors = [originals.get(id(tensor), tensor) for tensor in tensors]
+    return (y, tensors, kept), None if recorded.composed else recorded
 
 
 def run_backward(ctx: MoeContext, tensors: tuple[Tensor, ...], dy: Tensor, needs: Needs) -> MoeGradients:
     """The gradients. `tensors` are those that forward has saved. ValueError for a state that has changed in shape or
     dtype since."""
     ctx.call.check_states(dy)
-    call, frees, recorded = ctx.call, Frees(ctx, dy, partial(free_kept, ctx, tensors)), ctx.recorded
+    call, done_with, recorded = ctx.call, freeing(ctx, dy, partial(free_kept, ctx, tensors)), ctx.recorded
     given = None if recorded is None else _given_to_backward(ctx, tensors, dy)
     if recorded is None or given is None:
-        return _composed_backward(ctx, tensors, dy, needs, frees)
+        return _composed_backward(ctx, tensors, dy, needs, done_with)
     assert call.moe.recorder is not None  # forward was written down
     own, *kept = given[: len(given) - len(call.state_tensors())]
     compose = partial(_composed_backward, ctx, kept, own, needs)  # type: ignore[arg-type]  # as ctx.saved_tensors
-    found, run_again = recorded.run_backward(needs, given, call.moe.recorder, compose, frees)
+    found, run_again = recorded.run_backward(needs, given, call.moe.recorder, compose, done_with)
     if run_again:
         call.mark_states()
     return MoeGradients(*found)
@@ -107,7 +108,7 @@ def _cast(choices: Tensor, operands: MoeOperands) -> tuple[Tensor, MoeOperands]:
 
 def _given_to_forward(call: MoeCall, choices: Tensor, operands: MoeOperands, scales: Scales) -> Given | None:
     """What the launches of a forward read or change; None where they would not read them as they are."""
-    return direct([choices, *operands, *scales, *call.codes_given()], call.state_tensors())
+    return readable_in_place([choices, *operands, *scales, *call.codes_given()], call.state_tensors())
 
 
 def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Tensor) -> Given | None:
@@ -117,22 +118,22 @@ def _given_to_backward(ctx: MoeContext, tensors: Sequence[Tensor | None], dy: Te
         return None  # what becomes of a weight's gradient is not a launch alone
     given: Given = [dy.contiguous(), *tensors]
     for name, dtype in (("choices", _INT64), ("weights", _FLOAT32)):
-        saved = ctx.kept.places.get(name)
+        saved = ctx.kept.saved.get(name)
         value = None if saved is None else tensors[saved.start]
         if saved is not None and value is not None:
             given[1 + saved.start] = value.to(dtype)
-    return direct(given, call.state_tensors())
+    return readable_in_place(given, call.state_tensors())
 
 
 def _write_forward(
     recorded: RecordedCalls[Kept], call: MoeCall, given: Given, choices: Tensor, operands: MoeOperands, scales: Scales
-) -> tuple[Tensor, Kept]:
+) -> Forward:
     assert call.moe.recorder is not None  # of a call that may be recorded
     with Tape(call.moe.recorder, operands.x, given) as tape:
-        y, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
+        y, tensors, kept = _composed_forward(call, choices, operands, lambda: operands.x, scales)
     foreign = kept.reader is not None and kept.reader.backend not in call.moe.backends
-    recorded.set_forward(None if foreign else written(tape, given, [y, *kept.tensors]), kept._replace(tensors=()))
-    return y, kept
+    recorded.set_forward(None if foreign else repeatable(tape, given, [y, *tensors]), kept)
+    return y, tensors, kept
 
 
 # ---- composed
@@ -140,9 +141,9 @@ def _write_forward(
 
 def _composed_forward(
     call: MoeCall, choices: Tensor, operands: MoeOperands, arriving: Arriving, scales: Scales
-) -> tuple[Tensor, Kept]:
+) -> Forward:
     result = forward(call, choices, operands, arriving)
-    return result.y, kept_by(call, choices, operands, result, scales)
+    return result.y, *kept_by(call, choices, operands, result, scales)
 
 
 def _composed_backward(

@@ -9,17 +9,17 @@ from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import READERS, Gemm
 from octavo_registry.contract import Plan
 from octavo_registry.dispatch.layer_plan import QuantizePlan
-from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layer import Layer, Planes
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.memo import Memo
-from octavo_torch.mlp.plan import MlpPlan, Planes, plans_of, read_at_once_again
+from octavo_torch.mlp.plan import MlpPlan, plans_of, read_at_once_again
 from octavo_torch.moe.forms import Form, WeightCodes
 from octavo_torch.moe.kept import Kept
 from octavo_torch.moe.tokens import gathers, gathers_codes, quantizer_of_tokens, takes_tokens
 from octavo_torch.recording.calls import Kinds
 
 
-class DyOnce(NamedTuple):
+class DyCodesOfTokens(NamedTuple):
     """The two quantizers of dy if dgrad gathers its rows from the codes of tokens.
 
     tokens    quantizes each token once, for dgrad
@@ -40,37 +40,38 @@ class MoePlan:
 
     Rows that are not written, because what reads them reads the tokens:
 
-    x_of_tokens    x is quantized from its tokens
-    x_once         in addition, the product gathers codes of x: the quantizer of its tokens, each once. None: it reads
-                   rows
-    x_gathered     x is not quantized, and fprop gathers its rows from the tokens
-    wgrad_gathers  fc1's wgrad gathers rows of x from the tokens, so they are neither kept nor made again
-    dy_of_tokens   dy is quantized from its tokens, and a GEMM that reads it unquantized gathers its rows from them
-    dy_once        as x_once, see DyOnce
+    x_of_tokens          x is quantized from its tokens
+    x_codes_of_tokens    in addition, fprop gathers codes of x: the quantizer of its tokens, each once. None: it reads
+                         rows
+    x_gathered           x is not quantized, and fprop gathers its rows from the tokens
+    wgrad_gathers        fc1's wgrad gathers rows of x from the tokens, so they are neither kept nor made again
+    dy_of_tokens         dy is quantized from its tokens, and a GEMM that reads it unquantized gathers its rows from
+                         them
+    dy_codes_of_tokens   as x_codes_of_tokens, in dgrad: see DyCodesOfTokens
 
-    recorded   for each layer, the operands whose amax forward records without quantizing them
+    amax_only  for each layer, the operands whose amax forward records without quantizing them
     prepare    prepares group sizes for everything here; None: they are taken as they are
     backends   the names of those that serve everything here
     recorder   writes down the launches of its passes; None where backends are several, or the one has none, or a pass
-               does more than to launch: draws seeds, or computes an activation by torch's operations
-    calls      the passes of such calls that are written down, by what their launches depend on
+               does more than launch: it draws seeds, or computes an activation by torch's operations
+    recorded_calls   the passes of such calls that are written down, by what their launches depend on
     """
 
     __slots__ = (
+        "amax_only",
         "backends",
         "backward",
-        "calls",
+        "dy_codes_of_tokens",
         "dy_of_tokens",
-        "dy_once",
         "forward",
         "hidden",
         "prepare",
-        "recorded",
+        "recorded_calls",
         "recorder",
         "wgrad_gathers",
+        "x_codes_of_tokens",
         "x_gathered",
         "x_of_tokens",
-        "x_once",
     )
 
     def __init__(self, full: MlpPlan, form: Form, weight_codes: WeightCodes, hidden: QuantizePlan | None) -> None:
@@ -91,40 +92,40 @@ class MoePlan:
         unquantized: list[Gemm] = [gemm for gemm in READERS["dy"] if not fc2.recipe.quantizes(gemm)]
         quantizes_tokens = fc2.quantize_dy is None or takes_tokens(fc2, "dy")
         self.dy_of_tokens = quantizes_tokens and gathers(fc2, "dy", *unquantized)
-        once = self.x_of_tokens and not _computes(fc1, "x", "columnwise") and gathers_codes(fc1, "x", "fprop")
-        self.x_once = quantizer_of_tokens(fc1, "x") if once else None
-        self.dy_once = _dy_once(fc2) if self.dy_of_tokens else None
-        pairs = (full.fc1, self.forward.fc1), (full.fc2, self.forward.fc2)
-        self.recorded: tuple[list[Operand], list[Operand]] = tuple(  # type: ignore[assignment]
-            [name for name in ("x", "w") if name in whole.quantizers and name not in part.quantizers]
-            for whole, part in pairs
-        )
-        kept_or_seen = keeps_x or "x" in self.recorded[0]
+        gathers_x = self.x_of_tokens and not _computes(fc1, "x", "columnwise") and gathers_codes(fc1, "x", "fprop")
+        self.x_codes_of_tokens = quantizer_of_tokens(fc1, "x") if gathers_x else None
+        self.dy_codes_of_tokens = _dy_codes_of_tokens(fc2) if self.dy_of_tokens else None
+        self.amax_only = _left_out(full.fc1, fc1), _left_out(full.fc2, fc2)
+        kept_or_seen = keeps_x or "x" in self.amax_only[0]
         self.x_gathered = fc1.quantize_x is None and not kept_or_seen and gathers(fc1, "x", "fprop")
-        others = [hidden, None if self.dy_once is None else self.dy_once.columns]
+        others = [hidden, None if self.dy_codes_of_tokens is None else self.dy_codes_of_tokens.columns]
         prepared = [plan.prepare for plan in others if plan is not None]
         self.prepare = shared_prepare([self.forward.prepare, self.backward.prepare, *prepared])
         self.backends = frozenset(plan.backend for plan in self._plans())
         self.recorder = self.forward.recorder if len(self.backends) == 1 else None
-        self.calls: Kinds[Kept] = Kinds()
+        self.recorded_calls: Kinds[Kept] = Kinds()
 
     def _plans(self) -> Iterator[Plan]:
         yield from plans_of(self.forward)
         yield from plans_of(self.backward)
-        once = self.dy_once
-        others = (self.hidden, self.x_once, *((None, None) if once is None else once))
+        others = (self.hidden, self.x_codes_of_tokens, *(self.dy_codes_of_tokens or ()))
         yield from (plan for plan in others if plan is not None)
+
+
+def _left_out(full: Layer, narrowed: Layer) -> list[Operand]:
+    """The operands that `full` quantizes and `narrowed` does not."""
+    return [operand for operand in full.quantizers if operand not in narrowed.quantizers]
 
 
 def _computes(layer: Layer, operand: Operand, direction: Direction) -> bool:
     return direction in layer.quantizers[operand].request.quantizer.directions
 
 
-def _dy_once(fc2: Layer) -> DyOnce | None:
+def _dy_codes_of_tokens(fc2: Layer) -> DyCodesOfTokens | None:
     if not gathers_codes(fc2, "dy", "dgrad"):
         return None
     columns = fc2.with_planes({"dy": (False, True)}).quantizers.get("dy")
-    return DyOnce(quantizer_of_tokens(fc2, "dy"), columns)
+    return DyCodesOfTokens(quantizer_of_tokens(fc2, "dy"), columns)
 
 
 def _narrowed(full: MlpPlan, planes: dict[Operand, Planes], at_once: Mapping[Operand, Planes]) -> MlpPlan:

@@ -7,24 +7,23 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor
+from octavo_torch.arrays.grouped_tensor import PLANES_OF, GroupedTensor, Matrix
 from octavo_torch.autograd.gradients import Context
-from octavo_torch.autograd.saved import Saved, without_sizes
-from octavo_torch.dispatch.layer_functions import Matrix
-from octavo_torch.mlp.forward import DrawnSeed
+from octavo_torch.autograd.saved import Saved, SavedByName, without_sizes
 from octavo_torch.moe.call import MoeCall, MoeOperands
 from octavo_torch.moe.forms import RowCodes
 from octavo_torch.moe.forward import MoeForward
 from octavo_torch.moe.kept import Kept
 from octavo_torch.recording.calls import RecordedCalls
+from octavo_torch.scaling.seeds import DrawnSeed
 
 
-class SavedByName:
-    """Tensors that autograd keeps from forward to backward, by name."""
+class _Saving:
+    """Tensors for autograd to save, and where each operand is among them."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor | None] = []
-        self.places: dict[str, Saved] = {}
+        self.by_name: SavedByName = {}
 
     def add(
         self, name: str, value: Matrix | None, own: bool = False, planes: tuple[str, ...] = PLANES_OF["columnwise"]
@@ -34,13 +33,13 @@ class SavedByName:
         own, planes   see Saved
         """
         if value is not None:
-            self.places[name] = Saved(without_sizes(value), self.tensors, own, planes)
+            self.by_name[name] = Saved(without_sizes(value), self.tensors, own, planes)
 
 
 class MoeContext(Context, Protocol):
     """autograd's ctx of a MoE layer.
 
-    kept     what forward has left, without the tensors, which autograd saves
+    kept     what forward has left beside the tensors that autograd saves
     freed    whether a backward that has not ended has freed what it has read
     dtypes   of the operands; x's is also the dtype of its rows
     recorded   the passes of such calls, if the forward was written down; None: the backward is composed
@@ -61,17 +60,18 @@ def scales_to_keep(call: MoeCall) -> list[Tensor | None]:
 
 def kept_by(
     call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward, scales: Sequence[Tensor | None]
-) -> Kept:
-    """What backward reads, of all gradients that may be asked for; `scales` are those of `scales_to_keep`."""
+) -> tuple[list[Tensor | None], Kept]:
+    """The tensors for autograd to save, and what else backward reads, of all gradients that may be asked for; `scales`
+    are those of `scales_to_keep`."""
     saved = _saved_by(call, choices, operands, result, scales)
     seeds: list[DrawnSeed] = [None if isinstance(seed, Tensor) else seed for seed in result.seeds]
-    return Kept(saved.tensors, saved.places, seeds, result.h.reader if isinstance(result.h, RowCodes) else None)
+    return saved.tensors, Kept(saved.by_name, seeds, result.h.reader if isinstance(result.h, RowCodes) else None)
 
 
 def _saved_by(
     call: MoeCall, choices: Tensor, operands: MoeOperands, result: MoeForward, scales: Sequence[Tensor | None]
-) -> SavedByName:
-    fc1, fc2, saved = call.plan.fc1, call.plan.fc2, SavedByName()
+) -> _Saving:
+    fc1, fc2, saved = call.plan.fc1, call.plan.fc2, _Saving()
     call.forget_sizes()
     reads_h = fc2.need_dx or fc2.need_dw
     if call.form == "keep_all":
@@ -107,7 +107,7 @@ def _saved_by(
     return saved
 
 
-def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read: Matrix, saved: SavedByName) -> None:
+def _keep_weight(name: Literal["w1", "w2"], call: MoeCall, weight: Tensor, read: Matrix, saved: _Saving) -> None:
     """Keeps the weight or its codes, as dgrad reads them; for w1 also as fprop does, if backward runs that again."""
     layer, codes = (call.plan.fc1, call.fc1.w_codes) if name == "w1" else (call.plan.fc2, call.fc2.w_codes)
     multiplies = name == "w1" and call.form == "recompute" and (call.plan.fc2.need_dx or call.plan.fc2.need_dw)

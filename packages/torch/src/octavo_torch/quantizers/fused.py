@@ -35,17 +35,17 @@ Values = Callable[..., Extras]
 class Fused:
     """The activation or the gradient that a layer quantizes, and the backend's function for both steps together.
 
-    plan, run   None if the two steps run one after the other, for the reason that `why` gives
-    codes       whether a GEMM reads the quantized result
-    array       whether a GEMM reads the result in high precision
-    values      the backend's function for the first step alone; None if it has none
+    plan, run        None if the two steps run one after the other, for the reason that `why` gives
+    codes            whether a GEMM reads the quantized result
+    high_precision   whether a GEMM reads the result in high precision
+    values           the backend's function for the first step alone; None if it has none
     """
 
     plan: Plan | None
     run: Run | None
     why: str
     codes: bool
-    array: bool
+    high_precision: bool
     values: Values | None = None
 
     @property
@@ -61,16 +61,16 @@ class Fused:
 
 def activation_quantizer(layer: Layer, activation: Activation) -> Fused:
     """The layer's x: act(h) times probs, quantized."""
-    return _fused("act_quantize", layer, "x", activation, array=not layer.quantized_fprop)
+    return _fused("act_quantize", layer, "x", activation, high_precision=not layer.quantized_fprop)
 
 
 def gradient_quantizer(layer: Layer, activation: Activation) -> Fused:
     """The layer's dy: the gradient of h, quantized."""
-    array = (layer.need_dx and not layer.quantized_dgrad) or (layer.need_dw and not layer.quantized_wgrad)
-    return _fused("dact_quantize", layer, "dy", activation, array=array)
+    read = (layer.need_dx and not layer.quantized_dgrad) or (layer.need_dw and not layer.quantized_wgrad)
+    return _fused("dact_quantize", layer, "dy", activation, high_precision=read)
 
 
-def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation, *, array: bool) -> Fused:
+def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation, *, high_precision: bool) -> Fused:
     quantizer = layer.quantizers.get(operand)
     codes = quantizer is not None
     if quantizer is None:
@@ -80,10 +80,10 @@ def _fused(op: Activated, layer: Layer, operand: Operand, activation: Activation
         chosen, request = quantizer, quantizer.request
     plan = _fusing(chosen, activation_request(request, op, activation), codes, layer.backend)
     if isinstance(plan, str):
-        return Fused(None, None, plan, codes, array)
+        return Fused(None, None, plan, codes, high_precision)
     plan = layer.multiplied(operand, plan)
     bound = cast("AnyBoundActQuantize | AnyBoundDactQuantize", plan.bound)
-    return Fused(plan, plan.run, "", codes, array, cast("Values | None", bound.values))
+    return Fused(plan, plan.run, "", codes, high_precision, cast("Values | None", bound.values))
 
 
 def _fusing(chosen: Plan, request: FusedRequest, codes: bool, backend: BackendNames) -> Plan | str:

@@ -82,13 +82,13 @@ class RecordedCalls(Generic[Kept]):
 
         with tape:
             found = compose(stop)
-        self.backward[kind] = written(tape, given, found)
+        self.backward[kind] = repeatable(tape, given, found)
         return found
 
-    def set_forward(self, written: RecordedPass | None, kept: Kept) -> None:
+    def set_forward(self, forward: RecordedPass | None, kept: Kept) -> None:
         """Says what was written down, if anything could be."""
-        self.composed, self.kept = written is None, kept
-        self.forward = written  # last, because from now on another thread may run it
+        self.composed, self.kept = forward is None, kept
+        self.forward = forward  # last, because from now on another thread may run it
 
 
 class Kinds(Generic[Kept]):
@@ -113,7 +113,7 @@ class Kinds(Generic[Kept]):
         return None if recorded.composed else recorded
 
 
-def direct(operands: Given, others: Sequence[Tensor]) -> Given | None:
+def readable_in_place(operands: Given, others: Sequence[Tensor]) -> Given | None:
     """The operands, and then the others. None where kernels would read copies of them: they have to be plain tensors,
     contiguous or weights of which the plan knows that they lie transposed, and operands from a multiple of 16 bytes on.
     """
@@ -135,7 +135,7 @@ def shapes_of(given: Given) -> list[tuple[torch.Size, torch.dtype] | None]:
     return [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in given]
 
 
-def written(tape: Tape, given: Given, results: Sequence[Tensor | None]) -> RecordedPass | None:
+def repeatable(tape: Tape, given: Given, results: Sequence[Tensor | None]) -> RecordedPass | None:
     """The pass that `tape` has written down; None where it cannot be run again."""
     try:
         return RecordedPass(tape, given, results)

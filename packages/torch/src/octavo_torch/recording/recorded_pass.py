@@ -35,16 +35,16 @@ class _Result(NamedTuple):
 class _Part(NamedTuple):
     """Launches from `first` to before `end`.
 
-    results   are allocated before them, and so are the arrays that `begin`, which nobody gets
-    ended     numbers of such arrays that are freed after them
+    results   are allocated before them, and so is scratch: arrays that nobody gets
+    freed     numbers of such arrays that are freed after them
     stops     the names of the stops that come then
     """
 
     first: int
     end: int
     results: list[_Result]
-    begin: list[Lifetime]
-    ended: list[int]
+    scratch: list[Lifetime]
+    freed: list[int]
     stops: list[str]
 
 
@@ -63,21 +63,21 @@ class RecordedPass:
         self._recorder: Recorder[Tensor] = tape.recorder
         launches = tape.recorder.arrays()
         uses = _uses(launches)
-        first_made = sum(tensor is not None for tensor in given)
-        self._made = len(tape.made)
-        self._count = len(results)
-        self._of_given, made = _sources(tape, given, results, first_made)
+        first_allocated = sum(tensor is not None for tensor in given)
+        self._allocation_count = len(tape.allocations)
+        self._result_count = len(results)
+        self._of_given, made = _sources(tape, given, results, first_allocated)
         if not all(result.number in uses for result in made):
             raise ValueError("no launch writes a result")
         returned = {result.number for result in made}
         scratch = [
             Lifetime(number, *memory, *uses[number])
-            for number, memory in enumerate(tape.made, first_made)
+            for number, memory in enumerate(tape.allocations, first_allocated)
             if number in uses and number not in returned
         ]
         self._block = block_of(array for array in scratch if array.size < SMALL)
         first_uses = {
-            result: uses[result.number][0] if tape.made[result.number - first_made].size >= SMALL else 0
+            result: uses[result.number][0] if tape.allocations[result.number - first_allocated].size >= SMALL else 0
             for result in made
         }
         self._parts = _parts(len(launches), tape.stops, first_uses, [each for each in scratch if each.size >= SMALL])
@@ -93,8 +93,8 @@ class RecordedPass:
         """
         device, allocate, launch = like.device, torch.empty, self._recorder.run
         addresses = [tensor.data_ptr() for tensor in given if tensor is not None]
-        addresses += [0] * self._made
-        results: list[Tensor | None] = [None] * self._count
+        addresses += [0] * self._allocation_count
+        results: list[Tensor | None] = [None] * self._result_count
         for position, source in self._of_given:
             results[position] = given[source]
         memory: dict[int, Tensor] = {}
@@ -102,7 +102,7 @@ class RecordedPass:
         start = _aligned(small)
         for number, offset in self._block.offsets:
             addresses[number] = start + offset
-        for first, end, made, begin, ended, stops in self._parts:
+        for first, end, made, scratch, freed, stops in self._parts:
             for number, position, shape, stride, dtype in made:
                 if stride is None:
                     result = allocate(shape, dtype=dtype, device=device)
@@ -110,12 +110,12 @@ class RecordedPass:
                     result = torch.empty_strided(shape, stride, dtype=dtype, device=device)
                 results[position] = result
                 addresses[number] = result.data_ptr()
-            for array in begin:
+            for array in scratch:
                 # nothing but `memory` may hold them
                 memory[array.number] = _bytes(array.size, device)
                 addresses[array.number] = _aligned(memory[array.number]) + array.remainder
             launch(addresses, like, first, end)
-            for number in ended:
+            for number in freed:
                 del memory[number]
             for stop in stops:
                 if at_stop is not None:
@@ -141,11 +141,11 @@ def _uses(launches: Sequence[Sequence[int]]) -> Uses:
 
 
 def _sources(
-    tape: Tape, given: Sequence[Tensor | None], results: Sequence[Tensor | None], first_made: int
+    tape: Tape, given: Sequence[Tensor | None], results: Sequence[Tensor | None], first_allocated: int
 ) -> tuple[list[tuple[int, int]], list[_Result]]:
     """The positions of results that are given tensors, each with theirs; and the results that the pass has made."""
     # of two allocations at one address the later one is still there
-    numbers = {memory.start: number for number, memory in enumerate(tape.made, first_made)}
+    numbers = {memory.start: number for number, memory in enumerate(tape.allocations, first_allocated)}
     places = {id(tensor): place for place, tensor in enumerate(given)}
     of_given: list[tuple[int, int]] = []
     made: list[_Result] = []
@@ -158,7 +158,7 @@ def _sources(
         number = numbers.pop(tensor.data_ptr(), None)
         stride = None if tensor.is_contiguous() else tensor.stride()
         dense = stride is None or tensor.mT.is_contiguous()
-        if number is None or not dense or tensor.nbytes != tape.made[number - first_made].size:
+        if number is None or not dense or tensor.nbytes != tape.allocations[number - first_allocated].size:
             raise ValueError("a result is not an array of its own")
         made.append(_Result(number, position, tensor.shape, stride, tensor.dtype))
     return of_given, made

@@ -46,15 +46,15 @@ def is_writing() -> bool:
 class Tape(TorchDispatchMode):
     """Writes down the pass that runs inside of a `with`; one at a time in a thread.
 
-    recorder   has the launches, whose arrays are by number `given`, and behind them `made`
-    made       what the pass has allocated. Some of it may have been freed and allocated again
-    stops      names that `stop` was told, each with the number of launches before it
+    recorder      has the launches, whose arrays are by number `given`, and behind them `allocations`
+    allocations   what the pass has allocated. Some of it may have been freed and allocated again
+    stops         names that `stop` was told, each with the number of launches before it
     """
 
     def __init__(self, make: MakeRecorder[Tensor], like: Tensor, given: Sequence[Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder: Recorder[Tensor] = make(like)
-        self.made: list[Allocation] = []
+        self.allocations: list[Allocation] = []
         self.stops: list[tuple[str, int]] = []
         self._device = like.device
         self._refusal: str | None = None
@@ -94,8 +94,8 @@ class Tape(TorchDispatchMode):
         if func in _ALLOCATIONS:
             if result.numel():
                 memory = result.untyped_storage()
-                self.made.append(Allocation(memory.data_ptr(), memory.nbytes()))
-                self._name(result, self.made[-1], replaces=True)
+                self.allocations.append(Allocation(memory.data_ptr(), memory.nbytes()))
+                self._name(result, self.allocations[-1], replaces=True)
         elif not func.is_view:
             self._refusal = self._refusal or f"it calls {func}"
         return result

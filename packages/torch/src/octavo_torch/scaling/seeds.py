@@ -37,8 +37,11 @@ class SeedCounter:
 
 Seed = int | Tensor | SeedCounter | None
 
+DrawnSeed = int | Tensor | None
+"""A seed as quantizers take it: a SeedCounter has given its tensor."""
 
-def second_stream(seed: int | Tensor | None) -> int | Tensor | None:
+
+def second_stream(seed: DrawnSeed) -> DrawnSeed:
     """The seed of the second layer in a function with one seed for two layers: seed XOR 2^63.
 
     The seed is Philox's key, so two layers with one key would draw the same bits at the same positions.

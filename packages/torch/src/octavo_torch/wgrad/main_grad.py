@@ -12,12 +12,13 @@ from torch import Tensor
 
 from octavo_torch.arrays.checks import brief
 from octavo_torch.arrays.dtypes import DTYPE_NAMES, name_of
+from octavo_torch.arrays.grouped_tensor import Rows
 from octavo_torch.arrays.per_group import stacked, stacked_view
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.strides import row_strides
 from octavo_torch.arrays.zero_gradient import zeros_for
 from octavo_torch.compiler.tracing import is_plain
-from octavo_torch.dispatch.layer_functions import Rows, WgradFunction
+from octavo_torch.dispatch.layer_functions import WgradFunction
 
 MainGrad = Literal["accumulate", "overwrite"]
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from octavo_torch.arrays.grouped_tensor import Rows
 from octavo_torch.arrays.per_group import Weights, leaves_of
 from octavo_torch.arrays.sizes import Sizes
 from octavo_torch.arrays.zero_gradient import parts_of
-from octavo_torch.dispatch.layer_functions import Rows, WgradFunction
+from octavo_torch.dispatch.layer_functions import WgradFunction
 from octavo_torch.wgrad.main_grad import MainGrad, check_main_grad, check_mode, write_main_grad
 from octavo_torch.wgrad.postponed import DelayedWgrad
 

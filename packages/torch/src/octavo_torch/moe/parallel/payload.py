@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo import GroupedTensorSpec, Recipe
 from octavo.payload import payload_spec
 from octavo.quantizer import Operand
+from octavo_torch.arithmetic.casts import to_fp16
 from octavo_torch.arrays.checks import BackendNames
 from octavo_torch.arrays.grouped_tensor import GroupedTensor
 from octavo_torch.quantizers.functional import dequantize, quantize
@@ -41,11 +42,9 @@ class Encoded:
         spec = self.spec.model_copy(update={"shape": (rows, codes.shape[1])})
         sizes = torch.full((1,), rows, dtype=torch.int64, device=codes.device)
         arrived = GroupedTensor(spec, sizes, codes, scales)
-        if self.dtype is not torch.float16:
-            return dequantize(arrived, dtype=self.dtype, backend=backend)
-        # a row's largest code may decode to more than fp16 holds; NaN stays
-        largest = torch.finfo(torch.float16).max
-        return dequantize(arrived, backend=backend).clamp_(-largest, largest).to(torch.float16)
+        if self.dtype is torch.float16:
+            return to_fp16(dequantize(arrived, backend=backend))
+        return dequantize(arrived, dtype=self.dtype, backend=backend)
 
 
 def encode(tokens: Tensor, payload: Recipe | None, operand: Operand, backend: BackendNames) -> Encoded:
