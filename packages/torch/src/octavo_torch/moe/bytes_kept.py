@@ -178,7 +178,7 @@ class _Operands:
         """What backward reads of x and of the activation, which is computed again where no codes of it are read."""
         if not recipe.quantizes("wgrad"):
             each = self._x.element_size() * self._x.shape[1]
-            return {"x": (self._tokens if plan.wgrad_gathers else self._rows) * each}
+            return {"x": (self._tokens if plan.x_in_wgrad == "tokens" else self._rows) * each}
         columns = PLANES_OF["columnwise"]
         first = self._planes("x", plan.forward.fc1, "x", self._x, columns)
         return first | self._planes("a", plan.forward.fc2, "x", self._a, columns)

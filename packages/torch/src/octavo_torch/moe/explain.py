@@ -148,20 +148,22 @@ def _tokens(call: MoeCall, reads_bias2: bool) -> Iterator[tuple[str, str]]:
     plan, fc1, fc2 = call.moe, call.moe.forward.fc1, call.moe.forward.fc2
     fc1_again = plan.backward.fc1
     watched = call.fc1.probe is not None
-    if plan.x_gathered and not watched:
-        yield "x in fprop", f"{_backend(fc1, 'fprop')} reads the tokens in its product; no row of them is written"
-    elif plan.x_codes_of_tokens is not None and not watched:
-        yield "x in fprop", f"{_gathers_codes(plan.x_codes_of_tokens, fc1, 'fprop')}; no row of them is written"
-    elif plan.x_of_tokens and not watched:
-        yield "x in fprop", f"{fc1.quantizers['x'].backend} quantizes the tokens; no row of them is written"
+    read = "rows" if watched else plan.x_in_fprop
+    if read == "rows":
+        how = f"rows are permuted first: {_why_rows_of_x(call, watched)}"
+    elif read == "tokens":
+        how = f"{_backend(fc1, 'fprop')} reads the tokens in its product; no row of them is written"
+    elif plan.x_token_quantizer is not None:
+        how = f"{_gathers_codes(plan.x_token_quantizer, fc1, 'fprop')}; no row of them is written"
     else:
-        yield "x in fprop", f"rows are permuted first: {_why_rows_of_x(call, watched)}"
+        how = f"{fc1.quantizers['x'].backend} quantizes the tokens; no row of them is written"
+    yield "x in fprop", how
     if fc1.need_dw:
-        if plan.wgrad_gathers:
+        if plan.x_in_wgrad == "tokens":
             how = f"{_backend(fc1, 'wgrad')} reads the tokens in its product"
-        elif call.form == "keep_all":
+        elif plan.x_in_wgrad == "kept":
             how = 'kept from forward: form is "keep_all"'
-        elif takes_tokens(fc1_again, "x"):
+        elif plan.x_in_wgrad == "codes of rows":
             how = f"{fc1_again.quantizers['x'].backend} quantizes the tokens in backward"
         else:
             how = f"rows are permuted again: {_takes_none(fc1_again, 'x', 'wgrad')}"
@@ -194,9 +196,9 @@ def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
         why = _OBSERVER
     elif reads_bias2:
         why = "the gradient of fc2's bias, or of the choices' weights beside it, sums them"
-    elif call.moe.dy_of_tokens and fc2.quantize_dy is None:
+    elif call.moe.dy_in_dgrad != "rows" and fc2.quantize_dy is None:
         return f"{_backend(fc2, 'dgrad')} reads it by token in its products; no row of it is written"
-    elif call.moe.dy_of_tokens:
+    elif call.moe.dy_in_dgrad != "rows":
         return "; ".join([*_dy_by_token(fc2, call.moe, reads_dy), "no row of it is written"])
     elif reads_dy and takes_tokens(fc2, "dy"):
         why = f"{_backend(fc2, reads_dy[0])} takes no tokens in {reads_dy[0]}, which reads them in high precision"
@@ -207,13 +209,11 @@ def _dy(fc2: Layer, call: MoeCall, reads_bias2: bool) -> str:
 
 def _dy_by_token(fc2: Layer, plan: MoePlan, unquantized: Sequence[Gemm]) -> Iterator[str]:
     """What reads dy's tokens: the quantizers, and the products that read it unquantized."""
-    if plan.dy_codes_of_tokens is None:
-        yield f"{fc2.quantizers['dy'].backend} quantizes it by token"
-    else:
-        tokens, columns = plan.dy_codes_of_tokens
-        yield _gathers_codes(tokens, fc2, "dgrad")
-        if columns is not None:
-            yield f"for wgrad {columns.backend} quantizes it by token"
+    of_rows = plan.dy_rows.quantizers.get("dy")
+    if plan.dy_token_quantizer is not None:
+        yield _gathers_codes(plan.dy_token_quantizer, fc2, "dgrad")
+    if of_rows is not None:
+        yield f"{'for wgrad ' if plan.dy_token_quantizer else ''}{of_rows.backend} quantizes it by token"
     for gemm in unquantized:
         yield f"{_backend(fc2, gemm)} reads the tokens in {gemm}"
 

@@ -105,12 +105,14 @@ def rows_for(call: MoeCall, seed: DrawnSeed, x: Tensor, places: Places) -> RowVa
     If the GEMM gathers its rows: x, or codes of x, together with the places of the rows. If the rows are quantized from
     the tokens: x itself, which nothing reads, because `call.fc1.x_codes` is set. Otherwise the permuted rows.
     """
-    if call.moe.x_gathered and call.fc1.probe is None:
-        return TokenRows(x, *places)
-    if not call.moe.x_of_tokens or call.fc1.probe is not None:
+    read = call.moe.x_in_fprop
+    if read == "rows" or call.fc1.probe is not None:
         return call.moves.tokens.permute_rows(x, *places, None)
-    if call.moe.x_codes_of_tokens is not None:
-        return codes_of_tokens(call.moe.x_codes_of_tokens, "x", x, places)
+    if read == "tokens":
+        return TokenRows(x, *places)
+    if read == "codes of tokens":
+        assert call.moe.x_token_quantizer is not None
+        return codes_of_tokens(call.moe.x_token_quantizer, "x", x, places)
     call.fc1.x_codes = quantize_tokens(call.fc1, call.fc1.layer.of_tokens["x"], "x", x, places, seed)
     return x
 
@@ -156,7 +158,7 @@ def _kept_x(call: MoeCall, values: RowValues, read: Rows) -> Matrix | None:
     read     the rows as forward's product has read them
     """
     rows = read if call.plan.fc1.quantized_wgrad else values
-    return None if call.moe.wgrad_gathers or isinstance(rows, TokenRows) else rows
+    return None if call.moe.x_in_wgrad == "tokens" or isinstance(rows, TokenRows) else rows
 
 
 def _record(call: Call, operands: Sequence[Operand], x: Rows, w: Matrix) -> None:

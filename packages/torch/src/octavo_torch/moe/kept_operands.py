@@ -22,7 +22,7 @@ from octavo_torch.mlp.gradients import Part, is_postponed
 from octavo_torch.moe.forward import codes_of_tokens, quantize_tokens, rows_for, weights_as_rows
 from octavo_torch.moe.rows.derivatives import Places
 from octavo_torch.moe.saved import MoeContext
-from octavo_torch.moe.tokens import takes_tokens
+from octavo_torch.moe.tokens import Read
 from octavo_torch.scaling.seeds import DrawnSeed
 
 _operators = Operators("octavo_torch")
@@ -95,28 +95,21 @@ class KeptOperands:
 
     @property
     def dy_of_tokens(self) -> Callable[[DrawnSeed], tuple[Rows, Rows]] | None:
-        return self._dy_of_tokens if self._call.moe.dy_of_tokens else None
+        return None if self._call.moe.dy_in_dgrad == "rows" else self._dy_of_tokens
 
     def _dy_of_tokens(self, seed: DrawnSeed) -> tuple[Rows, Rows]:
-        call, dy, by_token = self._call.fc2, self._dy.pop()(), self._call.moe.dy_codes_of_tokens
-        layer = call.layer
-        if self._call.token_exchange is not None and is_postponed(call) and not layer.quantized_wgrad:
+        call, moe, dy = self._call.fc2, self._call.moe, self._dy.pop()()
+        if self._call.token_exchange is not None and is_postponed(call) and moe.dy_in_wgrad == "tokens":
             dy = dy.clone()  # the next message overwrites the buffer in which it has arrived
-        dy = dy.to(layer.row_dtype)
+        dy = dy.to(call.layer.row_dtype)
         values = TokenRows(dy, *self.places)
-        of_dgrad: Rows = values
-        of_wgrad: Rows = values
-        if by_token is None:
-            of_tokens = layer.of_tokens.get("dy")
-        else:
-            of_tokens = None if by_token.columns is None else by_token.columns.bound.of_tokens
-        if of_tokens is not None:
-            codes = quantize_tokens(call, of_tokens, "dy", dy, self.places, seed)
-            of_dgrad = codes if layer.quantized_dgrad else values
-            of_wgrad = codes if layer.quantized_wgrad else values
-        if by_token is not None:
-            of_dgrad = codes_of_tokens(by_token.tokens, "dy", dy, self.places)
-        return of_dgrad, of_wgrad
+        made: dict[Read, Rows] = {"tokens": values}
+        if "dy" in moe.dy_rows.quantizers:
+            made["codes of rows"] = quantize_tokens(call, moe.dy_rows.of_tokens["dy"], "dy", dy, self.places, seed)
+        if moe.dy_token_quantizer is not None:
+            made["codes of tokens"] = codes_of_tokens(moe.dy_token_quantizer, "dy", dy, self.places)
+        # a GEMM that is not needed reads nothing
+        return made.get(moe.dy_in_dgrad, values), made.get(moe.dy_in_wgrad, values)
 
     def h(self) -> Tensor:
         h, call = self._get("h"), self._call
@@ -132,16 +125,17 @@ class KeptOperands:
         return first_layer(again, self._seeds[0], rows, tokens if w1 is None else w1, self._get("bias1")).h
 
     def x(self) -> Rows:
-        if self._call.moe.wgrad_gathers:
-            return TokenRows(self._tensor("x"), *self.places)
-        if self._call.form == "keep_all":
+        read = self._call.moe.x_in_wgrad
+        if read == "kept":
             return self._kept("x")
-        again, tokens = self._backward_call, self._tensor("x")
-        if takes_tokens(again.plan.fc1, "x"):
-            of_tokens = again.plan.fc1.of_tokens["x"]
-            return quantize_tokens(again.fc1, of_tokens, "x", tokens, self.places, self._seeds[0])
-        quantize, rows = again.plan.fc1.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)
-        return rows if quantize is None else quantize_operand(again.fc1, quantize, "x", rows, self._seeds[0])
+        tokens = self._tensor("x")
+        if read == "tokens":
+            return TokenRows(tokens, *self.places)
+        again = self._backward_call.fc1
+        if read == "codes of rows":
+            return quantize_tokens(again, again.layer.of_tokens["x"], "x", tokens, self.places, self._seeds[0])
+        quantize, rows = again.layer.quantize_x, self._call.moves.tokens.permute_rows(tokens, *self.places, None)
+        return rows if quantize is None else quantize_operand(again, quantize, "x", rows, self._seeds[0])
 
     def a(self, h: Tensor, seed: DrawnSeed) -> Matrix:
         call = self._call

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal
 
-from octavo.quantizer import Direction, Operand
-from octavo.recipe_base import READERS, Gemm
+from octavo.quantizer import Operand
 from octavo_registry.contract import Plan
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.dispatch.layer import Layer, Planes
@@ -15,19 +14,8 @@ from octavo_torch.memo import Memo
 from octavo_torch.mlp.plan import MlpPlan, plans_of, read_at_once_again
 from octavo_torch.moe.forms import Form, WeightCodes
 from octavo_torch.moe.kept import Kept
-from octavo_torch.moe.tokens import gathers, gathers_codes, quantizer_of_tokens, takes_tokens
+from octavo_torch.moe.tokens import Read, gathers, gathers_codes, quantizer_of_tokens, reads_of_dy, takes_tokens
 from octavo_torch.recording.calls import Kinds
-
-
-class DyCodesOfTokens(NamedTuple):
-    """The two quantizers of dy if dgrad gathers its rows from the codes of tokens.
-
-    tokens    quantizes each token once, for dgrad
-    columns   quantizes the columns of the rows, for wgrad; None if wgrad needs none
-    """
-
-    tokens: QuantizePlan
-    columns: QuantizePlan | None
 
 
 class MoePlan:
@@ -38,16 +26,12 @@ class MoePlan:
     backward   the MLP whose quantizers backward runs for the planes that are not kept
     hidden     the quantizer of fc1's result; None unless the form keeps that as codes
 
-    Rows that are not written, because what reads them reads the tokens:
+    What GEMMs read of the rows that choices make of x and of dy, see Read:
 
-    x_of_tokens          x is quantized from its tokens
-    x_codes_of_tokens    in addition, fprop gathers codes of x: the quantizer of its tokens, each once. None: it reads
-                         rows
-    x_gathered           x is not quantized, and fprop gathers its rows from the tokens
-    wgrad_gathers        fc1's wgrad gathers rows of x from the tokens, so they are neither kept nor made again
-    dy_of_tokens         dy is quantized from its tokens, and a GEMM that reads it unquantized gathers its rows from
-                         them
-    dy_codes_of_tokens   as x_codes_of_tokens, in dgrad: see DyCodesOfTokens
+    x_in_fprop, dy_in_dgrad, dy_in_wgrad   rows of dy are written for both of its GEMMs or for none
+    x_in_wgrad   "kept": what forward has read, or the rows in high precision
+    x_token_quantizer, dy_token_quantizer   quantize each token once; None where nothing reads codes of tokens
+    dy_rows      fc2, as it quantizes dy for the GEMMs that read codes of its rows
 
     amax_only  for each layer, the operands whose amax forward records without quantizing them
     prepare    prepares group sizes for everything here; None: they are taken as they are
@@ -61,17 +45,18 @@ class MoePlan:
         "amax_only",
         "backends",
         "backward",
-        "dy_codes_of_tokens",
-        "dy_of_tokens",
+        "dy_in_dgrad",
+        "dy_in_wgrad",
+        "dy_rows",
+        "dy_token_quantizer",
         "forward",
         "hidden",
         "prepare",
         "recorded_calls",
         "recorder",
-        "wgrad_gathers",
-        "x_codes_of_tokens",
-        "x_gathered",
-        "x_of_tokens",
+        "x_in_fprop",
+        "x_in_wgrad",
+        "x_token_quantizer",
     )
 
     def __init__(self, full: MlpPlan, form: Form, weight_codes: WeightCodes, hidden: QuantizePlan | None) -> None:
@@ -84,23 +69,18 @@ class MoePlan:
         self.backward = _narrowed(full, again, read_at_once_again(full.at_once))
         self.hidden = hidden
         fc1, fc2 = self.forward.fc1, self.forward.fc2
-        fc1_again = self.backward.fc1
-        reads_values = fc1_again.need_dw and fc1_again.quantize_x is None
-        self.wgrad_gathers = reads_values and gathers(fc1_again, "x", "wgrad")
-        keeps_x = keep_rows and fc1.need_dw and not fc1.quantized_wgrad and not self.wgrad_gathers
-        self.x_of_tokens = takes_tokens(fc1, "x") and fc1.quantized_fprop and not keeps_x
-        unquantized: list[Gemm] = [gemm for gemm in READERS["dy"] if not fc2.recipe.quantizes(gemm)]
-        quantizes_tokens = fc2.quantize_dy is None or takes_tokens(fc2, "dy")
-        self.dy_of_tokens = quantizes_tokens and gathers(fc2, "dy", *unquantized)
-        gathers_x = self.x_of_tokens and not _computes(fc1, "x", "columnwise") and gathers_codes(fc1, "x", "fprop")
-        self.x_codes_of_tokens = quantizer_of_tokens(fc1, "x") if gathers_x else None
-        self.dy_codes_of_tokens = _dy_codes_of_tokens(fc2) if self.dy_of_tokens else None
         self.amax_only = _left_out(full.fc1, fc1), _left_out(full.fc2, fc2)
-        kept_or_seen = keeps_x or "x" in self.amax_only[0]
-        self.x_gathered = fc1.quantize_x is None and not kept_or_seen and gathers(fc1, "x", "fprop")
-        others = [hidden, None if self.dy_codes_of_tokens is None else self.dy_codes_of_tokens.columns]
-        prepared = [plan.prepare for plan in others if plan is not None]
-        self.prepare = shared_prepare([self.forward.prepare, self.backward.prepare, *prepared])
+        self.x_in_wgrad = _x_in_wgrad(self.backward.fc1, keep_rows)
+        keeps_x = self.x_in_wgrad == "kept" and fc1.need_dw and not fc1.quantized_wgrad
+        self.x_in_fprop = _x_in_fprop(fc1, keeps_x, "x" in self.amax_only[0])
+        self.x_token_quantizer = quantizer_of_tokens(fc1, "x") if self.x_in_fprop == "codes of tokens" else None
+        self.dy_in_dgrad, self.dy_in_wgrad = reads_of_dy(fc2)
+        gathers_dy = self.dy_in_dgrad == "codes of tokens"
+        self.dy_token_quantizer = quantizer_of_tokens(fc2, "dy") if gathers_dy else None
+        self.dy_rows = fc2.with_planes({"dy": (False, True)}) if gathers_dy else fc2
+        others = [plan for plan in (hidden, self.dy_rows.quantizers.get("dy")) if plan is not None]
+        prepared = (part.prepare for part in (self.forward, self.backward, *others))
+        self.prepare = shared_prepare(prepared)
         self.backends = frozenset(plan.backend for plan in self._plans())
         self.recorder = self.forward.recorder if len(self.backends) == 1 else None
         self.recorded_calls: Kinds[Kept] = Kinds()
@@ -108,7 +88,8 @@ class MoePlan:
     def _plans(self) -> Iterator[Plan]:
         yield from plans_of(self.forward)
         yield from plans_of(self.backward)
-        others = (self.hidden, self.x_codes_of_tokens, *(self.dy_codes_of_tokens or ()))
+        of_rows = self.dy_rows.quantizers.get("dy")
+        others = (self.hidden, self.x_token_quantizer, self.dy_token_quantizer, of_rows)
         yield from (plan for plan in others if plan is not None)
 
 
@@ -117,15 +98,22 @@ def _left_out(full: Layer, narrowed: Layer) -> list[Operand]:
     return [operand for operand in full.quantizers if operand not in narrowed.quantizers]
 
 
-def _computes(layer: Layer, operand: Operand, direction: Direction) -> bool:
-    return direction in layer.quantizers[operand].request.quantizer.directions
+def _x_in_fprop(fc1: Layer, keeps_rows: bool, records_amax: bool) -> Read:
+    """keeps_rows, records_amax   forward reads the rows in high precision beside fprop: to keep them, or their amax"""
+    if fc1.quantize_x is None:
+        return "tokens" if gathers(fc1, "x", "fprop") and not keeps_rows and not records_amax else "rows"
+    if keeps_rows or not (fc1.quantized_fprop and takes_tokens(fc1, "x")):
+        return "rows"
+    columns_too = "columnwise" in fc1.quantizers["x"].request.quantizer.directions
+    return "codes of tokens" if gathers_codes(fc1, "x", "fprop") and not columns_too else "codes of rows"
 
 
-def _dy_codes_of_tokens(fc2: Layer) -> DyCodesOfTokens | None:
-    if not gathers_codes(fc2, "dy", "dgrad"):
-        return None
-    columns = fc2.with_planes({"dy": (False, True)}).quantizers.get("dy")
-    return DyCodesOfTokens(quantizer_of_tokens(fc2, "dy"), columns)
+def _x_in_wgrad(fc1_again: Layer, keeps: bool) -> Read | Literal["kept"]:
+    if fc1_again.need_dw and fc1_again.quantize_x is None and gathers(fc1_again, "x", "wgrad"):
+        return "tokens"
+    if keeps:
+        return "kept"
+    return "codes of rows" if takes_tokens(fc1_again, "x") else "rows"
 
 
 def _narrowed(full: MlpPlan, planes: dict[Operand, Planes], at_once: Mapping[Operand, Planes]) -> MlpPlan:

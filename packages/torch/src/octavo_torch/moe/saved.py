@@ -78,7 +78,7 @@ def _saved_by(
         for name, value in (*result.places._asdict().items(), ("sizes", result.sizes)):
             saved.add(name, value)
         if fc1.need_dw:
-            gathers = call.moe.wgrad_gathers
+            gathers = call.moe.x_in_wgrad == "tokens"
             saved.add("x", result.tokens if gathers else result.x, own=not gathers)
         if fc2.need_dw and fc2.quantized_wgrad:
             saved.add("a", result.a, own=True)

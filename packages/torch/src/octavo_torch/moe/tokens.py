@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from octavo.quantizer import Operand
-from octavo.recipe_base import Gemm
+from octavo.recipe_base import READERS, Gemm
 from octavo_registry.dispatch.layer_plan import QuantizePlan
 from octavo_torch.dispatch.layer import Layer
 from octavo_torch.dispatch.quantizer_plans import of_one_matrix
+
+Read = Literal["rows", "tokens", "codes of rows", "codes of tokens"]
+"""What a GEMM reads as the rows that choices make of x, or of dy:
+
+rows              rows, which are written first, or codes that are quantized from these
+tokens            the tokens, from which it gathers rows in high precision
+codes of rows     codes of the rows, quantized from the tokens: no row is written in high precision
+codes of tokens   codes of the tokens, each quantized once, from which it gathers those of rows
+"""
 
 
 def takes_tokens(layer: Layer, operand: Operand) -> bool:
@@ -28,3 +39,15 @@ def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
 def quantizer_of_tokens(layer: Layer, operand: Operand) -> QuantizePlan:
     """The quantizer of tokens, for a GEMM that gathers their codes."""
     return of_one_matrix(layer.quantizers[operand], layer.backend)
+
+
+def reads_of_dy(fc2: Layer) -> tuple[Read, Read]:
+    """What dgrad and wgrad read of dy. If either needs rows, these are written, and both read them."""
+    unquantized: list[Gemm] = [gemm for gemm in READERS["dy"] if not fc2.recipe.quantizes(gemm)]
+    quantizes_tokens = fc2.quantize_dy is None or takes_tokens(fc2, "dy")
+    if not (quantizes_tokens and gathers(fc2, "dy", *unquantized)):
+        return "rows", "rows"
+    of_codes: Read = "codes of tokens" if gathers_codes(fc2, "dy", "dgrad") else "codes of rows"
+    of_dgrad: Read = "tokens" if "dgrad" in unquantized else of_codes
+    of_wgrad: Read = "tokens" if "wgrad" in unquantized else "codes of rows"
+    return of_dgrad, of_wgrad
