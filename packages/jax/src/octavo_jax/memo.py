@@ -29,27 +29,23 @@ class Identities(Generic[T]):
 
 
 class Memo(Generic[T]):
-    """Values by key, which hold until the registry's state changes: a plan, and what is built of plans.
+    """Values by key, each of which holds until the registry's state changes: a plan, and what is built of plans.
 
     A key may hold the id of its owner in place of the owner, whose hash is slow: the value of another owner with that
     id is not returned.
     """
 
     def __init__(self) -> None:
-        self._token: object = None
-        self._values: dict[Hashable, tuple[object, T]] = {}
+        self._values: dict[Hashable, tuple[object, object, T]] = {}
 
     def get(self, key: Hashable, build: Callable[[], T], owner: object = None) -> T:
         """The value of `key`, built where there is none."""
-        token = state_token()
-        if self._token is not token:
-            self._values.clear()
-            self._token = token
+        token = state_token()  # of this thread, and read before building, so that a change meanwhile is noticed
         known = self._values.get(key)
-        if known is not None and known[0] is owner:
-            return known[1]
+        if known is not None and known[0] is token and known[1] is owner:
+            return known[2]
         value = build()
         if len(self._values) >= _MOST:
             self._values.clear()
-        self._values[key] = owner, value
+        self._values[key] = token, owner, value
         return value

@@ -14,12 +14,12 @@ Policy = Callable[..., Any]
 
 
 def save_quantized(*names: str, base: Policy | None = None) -> Policy:
-    """A policy that saves every array with one of `names`, and whatever `base` saves.
+    """A policy that saves every array with one of `names`, and leaves all others to `base`.
 
     names   checkpoint names of quantizers and of other arrays; none: "quantization", the default of every quantizer.
             Add the `output_checkpoint_name` of a layer to save its y, too, so that its GEMM does not run again. To
             save only some operands or planes, give the names of those: `save_quantized(*plane_names(...))`
-    base    another policy; None: nothing else is saved
+    base    another policy, which may also move arrays to the host; None: nothing else is saved
 
     A saved operand costs one byte per element and plane (half of bf16), and the backward pass then quantizes neither
     x nor the kernel again. Raises ValueError for a name that is not text.
@@ -33,7 +33,11 @@ def save_quantized(*names: str, base: Policy | None = None) -> Policy:
     saved: Policy = jax.checkpoint_policies.save_only_these_names(*(names or (DEFAULT_CHECKPOINT_NAME,)))
     if base is None:
         return saved
-    both: Policy = jax.checkpoint_policies.save_from_both_policies(base, saved)
+
+    # JAX's save_from_both_policies refuses policies that move arrays
+    def both(primitive: Any, *avals: Any, **params: Any) -> Any:
+        return saved(primitive, *avals, **params) or base(primitive, *avals, **params)
+
     return both
 
 

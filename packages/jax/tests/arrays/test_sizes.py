@@ -74,16 +74,37 @@ def test_a_caller_who_asks_for_the_status_is_told_by_it() -> None:
     assert (int(word), float(y[-1, 0])) == (SUM_PAST_ROWS, K)
 
 
-def test_symbolic_rows_are_refused() -> None:
-    """`jax.export` with a symbol for the rows: it was a raw TypeError of the kernels, or one about a spec's shape."""
-    (m,) = export.symbolic_shape("m")
-    x = jax.ShapeDtypeStruct((m, 16), jnp.bfloat16)
+def test_symbolic_sizes_are_refused() -> None:
+    """`jax.export` with a symbol for rows, features or groups: each was an error of nanobind's, of pydantic's or of
+    JAX's that named no argument."""
     kernels, sizes = jnp.ones((2, 16, 16), jnp.bfloat16), jnp.ones(2, jnp.int32)
-    calls: tuple[Any, ...] = (
-        lambda x: octavo_jax.grouped_dense(x, kernels, sizes, recipe="mxfp8"),
-        lambda x: octavo_jax.dense(x, kernels[0], recipe=None),
-        lambda x: octavo_jax.moe.moe_mlp(x, kernels[0, :, :2], kernels, kernels[:, :8], k=1, recipe=None),
+    spec = octavo.MXFP8().quantizer("x")
+    assert spec is not None
+
+    def moe(x: Any, router: Any, wi: Any) -> Any:
+        return octavo_jax.moe.moe_mlp(x, router, wi, jnp.swapaxes(wi, 1, 2), k=1, activation="silu", recipe=None)
+
+    calls: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+        (lambda x: octavo_jax.grouped_dense(x, kernels, sizes, recipe="mxfp8"), "x has m rows,", ("m, 16",)),
+        (lambda x: octavo_jax.dense(x, kernels[0], recipe=None), "x has m rows,", ("m, 16",)),
+        (lambda x: moe(x, kernels[0, :, :2], kernels), "x has an axis of m,", ("m, 16",)),
+        (moe, "router has an axis of e,", ("8, 16", "16, e", "e, 16, 16")),
+        (partial(octavo_jax.dense, recipe="mxfp8"), "kernel has an axis of k,", ("8, k", "k, n")),
+        (
+            lambda x, k: octavo_jax.grouped_dense(x, k, jnp.ones(k.shape[0], jnp.int32), recipe="mxfp8"),
+            "kernel has an axis of g,",
+            ("8, 16", "g, 16, 16"),
+        ),
+        (
+            lambda x, w: octavo_jax.grouped_mlp(x, w, w, sizes, activation="silu", recipe="mxfp8"),
+            "wi has an axis of f,",
+            ("8, f", "2, f, f"),
+        ),
+        (partial(octavo_jax.quantize, spec=spec), "x has an axis of c,", ("8, c",)),
+        (partial(octavo_jax.quantize, spec=spec), "x has an axis of g,", ("g, 8, 32",)),
     )
-    for call in calls:
-        with pytest.raises(ValueError, match=r"has m rows, a symbolic size; .* export each shape"):
-            export.export(jax.jit(call))(x)
+    for call, what, shapes in calls:
+        scope = export.SymbolicScope()
+        given = [jax.ShapeDtypeStruct(export.symbolic_shape(s, scope=scope), jnp.bfloat16) for s in shapes]
+        with pytest.raises(ValueError, match=rf"{what} a symbolic size; .* export each shape"):
+            jax.eval_shape(call, *given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -81,6 +82,25 @@ def test_a_jitted_function_follows_the_preference(halves: None) -> None:
         assert float(run(X, KERNEL)[0, 0]) == 16
     assert len(traces) == 2
     assert float(octavo_jax.grouped_dense(X, KERNEL, [3, 5], recipe=None, backend=["halves", "*"])[0, 0]) == 0.5
+
+
+def test_a_preference_stays_in_its_thread(halves: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that plans while another one is planning under `prefer` does not find the other's plan in its own."""
+
+    def first_element(rows: int) -> float:
+        return float(octavo_jax.grouped_dense(X[:rows], KERNEL[:, :, :rows], [rows, 0], recipe=None)[0, 0])
+
+    def bind(halves: _Halves, request: Request) -> Bound:
+        assert threads.submit(first_element, 2).result() == 16  # of another shape
+        return bound(halves, request)
+
+    bound = _Halves.bind
+    monkeypatch.setattr(_Halves, "bind", bind)
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(first_element, 2).result() == 16
+        with octavo_registry.prefer("halves", "*"):
+            assert first_element(3) == 0.5
+        assert first_element(3) == threads.submit(first_element, 3).result() == 16
 
 
 @pytest.mark.parametrize("jitted", [True, False])

@@ -204,6 +204,23 @@ def test_what_is_not_differentiated(rng: np.random.Generator) -> None:
     assert aside.rowwise.shape == x.shape
 
 
+@pytest.mark.parametrize("name", ["activate", "normalize", "permute", "row_weights", "combine"])
+def test_forward_mode_is_refused_by_name(name: str) -> None:
+    """Of what stands beside layers, too, where JAX's own sentence names no function. Reverse mode goes through."""
+    x, chosen = jnp.ones((3, 4)), jnp.zeros((3, 1), jnp.int32)
+    routing = octavo_jax.moe.arrange(chosen, x[:, :1], 2)
+    function = {
+        "activate": lambda x: octavo_jax.activate(x, "silu"),
+        "normalize": lambda x: octavo_jax.normalize(x, jnp.ones(4)),
+        "permute": lambda x: octavo_jax.moe.permute(x, routing),
+        "row_weights": lambda x: octavo_jax.moe.row_weights(octavo_jax.moe.arrange(chosen, x[:, :1], 2)),
+        "combine": lambda x: octavo_jax.moe.combine(x, routing),
+    }[name]
+    with pytest.raises(TypeError, match=rf"^{name} was given to forward-mode differentiation .*use jax\.grad"):
+        jax.jvp(function, (x,), (x,))
+    assert jax.grad(lambda x: function(x).sum())(x).shape == x.shape
+
+
 def test_debug_nans_sees_no_tail(rng: np.random.Generator) -> None:
     """NaN in rows that are not read is no finding, in y, in gradients, and in what an eager forward pass leaves for
     the backward one (faults.md 8, 9, 11, 12)."""

@@ -159,6 +159,13 @@ def test_a_logit_that_is_no_number_is_seen() -> None:
         assert np.isfinite(weights[0]).all()
 
 
+def test_debug_nans_sees_none_in_a_router() -> None:
+    """Operation by operation, as people look for a NaN of their own: the one that stands for all is no finding."""
+    with jax.debug_nans(True), jax.disable_jit():
+        choices = choose_experts(jnp.array([[0.0, 1.0, 2.0, 3.0]]), 1, groups=2, kept_groups=1).choices
+    assert choices.tolist() == [[3]]
+
+
 def test_experts_are_in_the_order_of_their_logits() -> None:
     """Where nothing else decides: two scores that round to one are no tie, and zeros of both signs are one, as in torch
     and in its kernels."""

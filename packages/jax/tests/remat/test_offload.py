@@ -73,10 +73,14 @@ def _plane_bytes(recipe: octavo.Recipe, operand: Any, shape: tuple[int, ...]) ->
 def test_bytes_that_travel(name: str, probe: str) -> None:
     """One plane of x and one of the kernel go to the host in each layer's forward pass and come back in its backward
     pass, a byte an element where bf16 has two; nothing is quantized again. Names choose: x's planes alone travel where
-    the policy says so, and the kernel is then quantized twice."""
-    recipe = octavo.recipe(name)
-    for names, operands, again in (("quantization",), ("x", "w"), 0), (plane_names(("x",)), ("x",), LAYERS):
-        step = partial(_gradients, recipe=recipe, policy=_offloaded(*names), backend=probe)
+    the policy says so, and the kernel is then quantized twice, unless another policy saves its planes."""
+    recipe, of_x = octavo.recipe(name), _offloaded(*plane_names("x"))
+    for policy, operands, again in (
+        (_offloaded("quantization"), ("x", "w"), 0),
+        (of_x, ("x",), LAYERS),
+        (save_quantized(*plane_names("kernel"), base=of_x), ("x",), 0),
+    ):
+        step = partial(_gradients, recipe=recipe, policy=policy, backend=probe)
         wanted = sum(_plane_bytes(recipe, o, (M, K) if o == "x" else (G, K, K)) for o in operands)
         assert _moved(jax.make_jaxpr(step)(*_arrays()).jaxpr, Counter()) == {"Host": wanted, "Device": wanted}
         assert count_runs(step, *_arrays()).quantize == 3 * LAYERS + again

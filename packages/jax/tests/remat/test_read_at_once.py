@@ -64,12 +64,16 @@ def _all_but_casts(primitive: Any, *_: Any, **__: Any) -> bool:
     return bool(primitive.name != "convert_element_type")
 
 
-OFFLOADED = jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[],
-    names_which_can_be_offloaded=["quantization"],
-    offload_src="device",
-    offload_dst="pinned_host",
-)
+def _offloaded(name: str) -> Any:
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[name],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
+OFFLOADED = _offloaded("quantization")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +86,9 @@ OFFLOADED = jax.checkpoint_policies.save_and_offload_only_these_names(
         (save_quantized("quantization.x.columnwise"), 2, 0, 0),
         (_all_but_casts, 1, 1, 1),
         (OFFLOADED, 1, 1, 1),
+        (_offloaded("y"), 2, 0, 0),
     ],
-    ids=["none", "dots", "planes", "rows", "columns", "all but casts", "offloaded"],
+    ids=["none", "dots", "planes", "rows", "columns", "all but casts", "offloaded", "others offloaded"],
 )
 def test_what_a_backward_pass_makes_again(policy: Any, quantized: int, of_codes: int, kept: int) -> None:
     """How often x is quantized and its codes are read, and the bytes of an element that are kept: those of codes, and

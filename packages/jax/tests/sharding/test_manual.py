@@ -75,6 +75,21 @@ def test_local_arrays(recipe: str, check_vma: bool, mesh_of: Any, rng: np.random
         assert (np.abs(dw[expert * G : expert * G + G] - each.sum(axis=0)) <= atol).all()
 
 
+def test_local_arrays_without_rows(mesh_of: Any) -> None:
+    """Shards of no token are typed as other shards are: what has no elements differs from shard to shard, too. Nothing
+    reaches the kernel and the bias, which all shards share."""
+
+    def local(x: Any, kernel: Any, bias: Any) -> Any:
+        how: dict[str, Any] = {"recipe": "mxfp8", "backend": BACKEND}
+        return octavo_jax.grouped_dense(x, kernel, jnp.zeros(G, jnp.int32), bias=bias, **how)
+
+    over = jax.shard_map(local, mesh=mesh_of(dp=4), in_specs=(P("dp"), P(), P()), out_specs=P("dp"))
+    given = jnp.ones((0, K)), jnp.ones((G, K, N)), jnp.ones((G, N))
+    gradients = jax.jit(jax.grad(lambda *given: jnp.sum(over(*given)), argnums=(0, 1, 2)))(*given)
+    for gradient, array in zip(gradients, given, strict=True):
+        assert np.array_equal(gradient, jnp.zeros_like(array))
+
+
 def test_shared_delayed_state(mesh_of: Any, rng: np.random.Generator) -> None:
     """A state that data shards share, differentiated inside or outside: its amaxes are the largest of theirs, where
     JAX would add up a derivative."""

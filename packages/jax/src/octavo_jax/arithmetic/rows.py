@@ -16,6 +16,7 @@ from jax import Array
 
 from octavo import block_bound
 from octavo_jax.arrays.sizes import group_ends
+from octavo_jax.arrays.varying import varying_axes, varying_over
 
 
 class Position(NamedTuple):
@@ -128,6 +129,12 @@ def _block_table(of_rows: _RowTable, size: int) -> _BlockTable:
     return _BlockTable(group, Position(clamped, within), first_of_row, jnp.where(present, row, 0), present)
 
 
+def _zeros(shape: tuple[int, ...], like: Array) -> Array:
+    """Zeros in the dtype of `like`, which differ over the manual mesh axes that it differs over."""
+    zeros: Array = varying_over(jnp.zeros(shape, like.dtype), varying_axes(like))
+    return zeros
+
+
 class RaggedRows:
     """M rows split among G groups by traced sizes; rows past the sum are a tail."""
 
@@ -186,14 +193,14 @@ class RaggedRows:
     def panels(self, x: Array, size: int) -> Array:
         """[M, K] as blocks [P, size, K], zero-padded."""
         if self.rows == 0:
-            return jnp.zeros((self.bound(size), size, *x.shape[1:]), x.dtype)
+            return _zeros((self.bound(size), size, *x.shape[1:]), x)
         blocks = self._of_blocks(size)
         return jnp.where(blocks.present[..., None], x[blocks.rows], jnp.zeros((), x.dtype))
 
     def unpanel(self, panels: Array, size: int) -> Array:
         """Blocks [P, size, K] back to [M, K], zeros in the tail."""
         if self.rows == 0 or panels.shape[0] == 0:
-            return jnp.zeros((self.rows, *panels.shape[2:]), panels.dtype)
+            return _zeros((self.rows, *panels.shape[2:]), panels)
         index = self._of_blocks(size).first_of_row * size + self.position.row
         flat = panels.reshape(panels.shape[0] * size, *panels.shape[2:])
         return self.masked(flat[jnp.where(self.valid, index, 0)])
@@ -201,7 +208,7 @@ class RaggedRows:
     def from_blocks(self, per_block: Array, size: int) -> Array:
         """[P, ...] to [M, ...]."""
         if self.rows == 0 or per_block.shape[0] == 0:
-            return jnp.zeros((self.rows, *per_block.shape[1:]), per_block.dtype)
+            return _zeros((self.rows, *per_block.shape[1:]), per_block)
         block = self._of_blocks(size).first_of_row + self.position.row // size
         return per_block[jnp.where(self.valid, block, 0)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from octavo import QuantizerSpec
@@ -46,8 +48,21 @@ def check_count(name: str, value: object) -> None:
 
 def check_fixed(rows: object, what: str) -> None:
     """ValueError for a number of rows that is a symbol of `jax.export`; `what` has them."""
-    if not isinstance(rows, int | np.integer):
+    if _is_symbol(rows):
         raise ValueError(
             f"{what} has {rows} rows, a symbolic size; kernels are planned for a number of them, so export each shape, "
             "or pad to one: rows past the sum of group_sizes cost nothing"
         )
+
+
+def check_fixed_axes(what: str, shape: Iterable[object]) -> None:
+    """ValueError for an axis of `what` whose size is a symbol of `jax.export`."""
+    for size in shape:
+        if _is_symbol(size):
+            raise ValueError(
+                f"{what} has an axis of {size}, a symbolic size; kernels are planned for numbers, so export each shape"
+            )
+
+
+def _is_symbol(size: object) -> bool:
+    return not isinstance(size, int | np.integer)

@@ -17,7 +17,7 @@ from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
-from octavo_jax.arrays.checks import check_text
+from octavo_jax.arrays.checks import check_fixed_axes, check_text
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of, multiprocessors_of
@@ -261,6 +261,7 @@ def _sides(asked: LayerRequest) -> tuple[int, int, int]:
 
 def _planned(asked: LayerRequest) -> Layer:
     options, recipe, dtypes = asked.options, asked.options.recipe, _Dtypes.of(asked)
+    check_fixed_axes(options.called.kernel, asked.shape)
     groups, k, n = _sides(asked)
     kind, arch = asked.device
     request = GemmRequest(

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.renamed import renamed_arguments
 from octavo.router import RouterRule, Score
-from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.checks import check_arrays, check_fixed_axes
 from octavo_jax.arrays.dtypes import dtype_name, element_type
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import as_int32
@@ -164,6 +164,8 @@ def checked(
     present = {name: array for name, array in optional.items() if array is not None}
     check_arrays(x=x, router=router, wi=wi, wo=wo, **present)
     x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
+    check_fixed_axes("x", x.shape)
+    check_fixed_axes("router", router.shape)
     bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
     choice_bias = None if a.choice_bias is None else as_array("choice_bias", a.choice_bias)
     if not isinstance(exchange, Exchange):

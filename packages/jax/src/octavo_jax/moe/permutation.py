@@ -19,6 +19,7 @@ from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.backends import BackendNames
+from octavo_jax.functions.forward_mode import reverse_alone
 from octavo_jax.linear.arguments import as_array
 from octavo_jax.moe.arrangement import Routing, check_routing
 from octavo_jax.moe.moves import COMPOSED, Moves, Served, moves_for
@@ -41,7 +42,7 @@ def permute(x: Array, routing: Routing, *, backend: BackendNames = None) -> Arra
     check_whole("permute", leading=1, x=x)
     arrays = x, routing.order, routing.position, end_of(routing.group_sizes)
     moves = moves_for(x.dtype, Served.of(x, backend)) if x.ndim == 2 else COMPOSED
-    rows: Array = _permuted(*varying_alike(as_jax(arrays)), moves)
+    rows: Array = _permuted(*reverse_alone("permute", varying_alike(as_jax(arrays))), moves)
     return rows
 
 
@@ -49,7 +50,7 @@ def row_weights(routing: Routing) -> Array:
     """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
     check_routing(routing)
     arrays = routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
-    weights: Array = _ordered(*varying_alike(as_jax(arrays)))
+    weights: Array = _ordered(*reverse_alone("row_weights", varying_alike(as_jax(arrays))))
     return weights
 
 
@@ -78,7 +79,7 @@ def combine(
     _check_first(rows, routing.order.shape[0], "rows", "one row per choice")
     check_whole("combine", leading=1, rows=rows)
     arrays = rows, routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
-    rows, weights, *where = varying_alike(as_jax(arrays))
+    rows, weights, *where = reverse_alone("combine", varying_alike(as_jax(arrays)))
     dtype = element_type(preferred_element_type, rows.dtype)
     moves = moves_for(rows.dtype, Served.of(rows, backend))
     y: Array = _combined(rows, weights, *where, dtype, moves) if weighted else _summed(rows, *where, dtype, moves)

@@ -15,7 +15,7 @@ from octavo.errors import one_of
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo_jax.arithmetic.casts import PAYLOAD_DTYPE, SCALE_DTYPE
-from octavo_jax.arrays.checks import check_arrays
+from octavo_jax.arrays.checks import check_arrays, check_fixed_axes
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.operands import check_array, check_groups
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, one_group
@@ -27,12 +27,14 @@ _MAX_GROUP = 1 << 32
 def sizes_of(x: Array, group_sizes: GroupSizes | None) -> Array | None:
     """The sizes [G] of the rows x [M, C], one group without `group_sizes`; None for matrices [G, N, K].
 
-    Raises ValueError for another rank, for sizes that do not fit, and for matrices with sizes.
+    Raises ValueError for another rank, for sizes that do not fit or are symbols, and for matrices with sizes.
     """
     if x.ndim not in (2, 3):
         raise ValueError(f"x has shape {list(x.shape)}; it is ragged rows [M, K] or stacked matrices [G, N, K]")
     if x.ndim == 2:
+        check_fixed_axes("x", x.shape[1:])
         return one_group(x.shape[0]) if group_sizes is None else as_group_sizes(group_sizes, x.shape[0])
+    check_fixed_axes("x", x.shape)
     if group_sizes is not None:
         raise ValueError(f"x has shape {list(x.shape)} and group_sizes was given; stacked matrices take none")
     return None

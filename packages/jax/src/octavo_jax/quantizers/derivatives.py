@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.quantizers.forward_mode import reverse_alone
+from octavo_jax.functions.forward_mode import is_differentiable, reverse_alone
 from octavo_jax.scaling.delayed_state import DelayedState, shared_state
 from octavo_jax.scaling.state_gradients import watched_state
 
@@ -52,7 +51,8 @@ def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> R
     `jax.shard_map` every array has one type from here on, as custom_vjps want it; what transposes that sums gradients
     of arrays that shards share, and takes the largest of their amaxes of a delayed state.
     """
-    return function(*_watched(_reversed(name, _alike(as_jax(arguments)))))
+    # a state's "gradient" is none
+    return function(*_watched(reverse_alone(name, _alike(as_jax(arguments)), _is_state)))
 
 
 def _is_state(leaf: Any) -> bool:
@@ -70,23 +70,10 @@ def _alike(arguments: Any) -> Any:
     return jax.tree.map(cast, arguments, is_leaf=_is_state)
 
 
-def _is_differentiable(leaf: Any) -> bool:
-    return isinstance(leaf, jax.core.Tracer) and jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def _reversed(name: str, arguments: Any) -> Any:
-    """`arguments`, whose arrays refuse to be pushed forward; a state's "gradient" is none, and is left alone."""
-
-    def passed(leaf: Any) -> Any:
-        return reverse_alone(name, leaf) if not _is_state(leaf) and _is_differentiable(leaf) else leaf
-
-    return jax.tree.map(passed, arguments, is_leaf=_is_state)
-
-
 def _watched(arguments: Any) -> Any:
     """`arguments`, whose states warn where other arrays are differentiated and they are not."""
     leaves = jax.tree.leaves(arguments, is_leaf=_is_state)
-    arrays = [leaf for leaf in leaves if not _is_state(leaf) and _is_differentiable(leaf)]
+    arrays = [leaf for leaf in leaves if not _is_state(leaf) and is_differentiable(leaf)]
     if not arrays:
         return arguments
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
+from jax.ad_checkpoint import Recompute, checkpoint_name
 from jax.extend.core import Primitive, Var
 from jax.interpreters import batching, mlir, partial_eval
 
@@ -111,7 +111,8 @@ def _remat(
 def _saves(saveable: Callable[..., Any], equation: Any) -> bool:
     """Whether the policy saves codes by one of their names, or moves them to the host."""
     aval = equation.invars[0].aval
-    return any(saveable(_name_primitive(), aval, name=name) for name in equation.params["names"])
+    answers = (saveable(_name_primitive(), aval, name=name) for name in equation.params["names"])
+    return any(answer and answer is not Recompute for answer in answers)
 
 
 @cache

@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import RouterRule, Score
+from octavo_jax.arithmetic.bits import NAN
 from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.numpy_arrays import as_jax
@@ -174,8 +175,10 @@ def _largest(values: Array, k: int, checkpoint_name: str | None) -> Array:
 
 
 def _without_signs_of_nan(values: Array) -> Array:
-    """`values` with one NaN for all: XLA orders them by their signs, which no computation means."""
-    return jnp.where(jnp.isnan(values), jnp.nan, values)
+    """`values` in fp32 with one NaN for all: XLA orders them by their signs, which no computation means."""
+    # by bits: a NaN that is written down would be the first that `jax.debug_nans` finds
+    bits = lax.bitcast_convert_type(in_fp32(values), jnp.uint32)
+    return lax.bitcast_convert_type(jnp.where(jnp.isnan(values), NAN, bits), jnp.float32)
 
 
 def _picked(scores: Array, choices: Array) -> Array:
