@@ -79,8 +79,7 @@ class MoePlan:
         self.dy_token_quantizer = quantizer_of_tokens(fc2, "dy") if gathers_dy else None
         self.dy_rows = fc2.with_planes({"dy": (False, True)}) if gathers_dy else fc2
         others = [plan for plan in (hidden, self.dy_rows.quantizers.get("dy")) if plan is not None]
-        prepared = (part.prepare for part in (self.forward, self.backward, *others))
-        self.prepare = shared_prepare(prepared)
+        self.prepare = shared_prepare([self.forward.prepare, self.backward.prepare, *(plan.prepare for plan in others)])
         self.backends = frozenset(plan.backend for plan in self._plans())
         self.recorder = self.forward.recorder if len(self.backends) == 1 else None
         self.recorded_calls: Kinds[Kept] = Kinds()
