@@ -7,9 +7,10 @@
 `speed` trains some layers of Qwen3-30B-A3B or gpt-oss-20b in their published sizes: tokens per second, the experts'
 share of the step (forward and backward, by events on the stream), the peak of memory. One model serves all ways, which
 take turns; `--way` names a recipe, RECIPE/FORM or RECIPE/FORM/WEIGHT_CODES, each with /linears behind it where the
-projections of attention compute in the recipe, too, by `octavo_torch.Linear`. `--compiled` has `torch.compile` compile
-the model's layers, in every way; what the experts take of a step is then not measured. `--optimizer octavo` adds rows
-with `octavo_torch.AdamW` in 8 bits. `losses` trains small models of the same kinds on the sources of Python's standard
+projections of attention compute in the recipe, too, by `octavo_torch.Linear`, and with /norms where torch's `rms_norm`
+computes the norms; `grouped_mm/norms` is transformers' with these norms. `--compiled` has `torch.compile` compile the
+model's layers, in every way; what the experts take of a step is then not measured. `--optimizer octavo` adds rows with
+`octavo_torch.AdamW` in 8 bits. `losses` trains small models of the same kinds on the sources of Python's standard
 library, in each way and from each seed; its file is written after every run, and the same command goes on with what
 `--seconds` has left. Needs transformers.
 """
@@ -54,7 +55,9 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--quick", action="store_true", help="a tiny model")
-    parser.add_argument("--way", action="append", help="RECIPE[/FORM[/WEIGHT_CODES]][/linears]; may be repeated")
+    parser.add_argument(
+        "--way", action="append", help="RECIPE[/FORM[/WEIGHT_CODES]][/linears][/norms], repeatable"
+    )
     parser.add_argument("--layers", type=int)
     parser.add_argument("--batch", type=int, help="sequences of a step")
     parser.add_argument("--length", type=int, help="tokens of a sequence")

@@ -68,7 +68,7 @@ def test_whole_models_take_turns(model: str, tmp_path: Path, capsys: pytest.Capt
     step's."""
     pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
     output = tmp_path / "speed.json"
-    ways = ("grouped_mm", "bf16", "fp8-block/lean/remake/linears")
+    ways = ("grouped_mm", "grouped_mm/norms", "bf16", "fp8-block/lean/remake/linears/norms")
     chosen = [part for way in ways[1:] for part in ("--way", way)] + ["--optimizer", "torch", "--optimizer", "octavo"]
     tiny = ("--quick", "--device", "cpu", "--turns", "2", "--calls", "1", "--output", str(output))
     run(ROOT / "benchmarks" / "whole_models", "speed", model, *chosen, *tiny)
@@ -114,6 +114,36 @@ def test_a_way_takes_the_projections_and_gives_them_back() -> None:
             assert {module.recipe for module in projections} == {octavo.recipe(way.split("/")[0])}
         assert type(model.lm_head) is nn.Linear
         assert all(value is parameters[name] for name, value in model.named_parameters())
+
+
+def test_a_way_takes_the_norms_and_gives_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With /norms torch's rms_norm computes all of them, from the weights and the epsilons that they have. Rows of ones
+    with an epsilon of 3 are halved without an error, so both ways have the same bits."""
+    transformers = pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
+    import torch
+    from torch.nn import functional
+
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "whole_models"))
+    import ways
+
+    by_torch, calls = functional.rms_norm, []
+    monkeypatch.setattr(functional, "rms_norm", lambda *given: (calls.append(1), by_torch(*given))[1])
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
+        num_hidden_layers=2, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32, rms_norm_eps=3.0,
+    )  # fmt: skip
+    model = transformers.Qwen3MoeForCausalLM._from_config(config)
+    served, layer = ways.Served(model), model.model.layers[0]
+    norms = [model.model.norm, layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn.q_norm]
+    for way, expected in (("fp8-block/norms", len(norms)), ("grouped_mm", 0), ("grouped_mm/norms", len(norms))):
+        served.by(way)
+        calls.clear()
+        for number, norm in enumerate(norms, start=1):
+            with torch.no_grad():
+                norm.weight.fill_(number)
+            y = norm(torch.ones(3, len(norm.weight)))
+            assert torch.equal(y, torch.full_like(y, number / 2))
+        assert len(calls) == expected
 
 
 def test_losses_of_whole_models_are_paired(tmp_path: Path) -> None:
