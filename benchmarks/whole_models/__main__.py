@@ -55,9 +55,7 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--quick", action="store_true", help="a tiny model")
-    parser.add_argument(
-        "--way", action="append", help="RECIPE[/FORM[/WEIGHT_CODES]][/linears][/norms], repeatable"
-    )
+    parser.add_argument("--way", action="append", help="RECIPE[/FORM[/WEIGHT_CODES]][/linears][/norms], repeatable")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--batch", type=int, help="sequences of a step")
     parser.add_argument("--length", type=int, help="tokens of a sequence")
