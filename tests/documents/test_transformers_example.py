@@ -117,8 +117,9 @@ def test_a_way_takes_the_projections_and_gives_them_back() -> None:
 
 
 def test_a_way_takes_the_norms_and_gives_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With /norms torch's rms_norm computes all of them, from the weights and the epsilons that they have. Rows of ones
-    with an epsilon of 3 are halved without an error, so both ways have the same bits."""
+    """With /norms torch's rms_norm computes all of them, from the weights and the epsilons that they have, and so it
+    does after the assignment of docs/whole-models.md. Rows of ones with an epsilon of 3 are halved without an error, so
+    both ways have the same bits."""
     transformers = pytest.importorskip("transformers", reason="it is not installed; `nox -s adapters` installs it")
     import torch
     from torch.nn import functional
@@ -144,6 +145,14 @@ def test_a_way_takes_the_norms_and_gives_them_back(monkeypatch: pytest.MonkeyPat
             y = norm(torch.ones(3, len(norm.weight)))
             assert torch.equal(y, torch.full_like(y, number / 2))
         assert len(calls) == expected
+    kind = type(model.model.norm)
+    monkeypatch.setattr(kind, "forward", kind.forward)
+    page = (ROOT / "docs" / "whole-models.md").read_text()
+    exec(page.split("```py\n")[1].split("```")[0], {})
+    again = kind(32, 3.0)
+    calls.clear()
+    assert torch.equal(again(torch.ones(3, 32)), torch.full((3, 32), 0.5))
+    assert calls
 
 
 def test_losses_of_whole_models_are_paired(tmp_path: Path) -> None:
