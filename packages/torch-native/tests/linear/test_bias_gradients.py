@@ -15,6 +15,7 @@ from octavo import PRESETS, HighPrecision
 from octavo_torch import grouped_linear, grouped_mlp
 from octavo_torch.arithmetic import operators
 from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.wgrad import bias_gradients as subject
 
 G, N, K = 5, 208, 64
@@ -24,7 +25,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=MARKS)]
 def layer_on(device: str) -> Layer:
     """A bf16 layer of torch-native's; as on a GPU, where products are taken for the gradients."""
     x, w = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for shape in ((1, K), (G, N, K)))
-    layer = copy(Layer(HighPrecision(), x, w, False, True, True, "torch-native", False))
+    layer = copy(layer_for(HighPrecision(), x, w, False, True, True, "torch-native"))
     layer.on_cpu = False
     return layer
 

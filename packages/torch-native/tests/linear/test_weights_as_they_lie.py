@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo import PRESETS, DelayedScaling, HighPrecision, Recipe
 from octavo_torch import DelayedState, grouped_linear, grouped_mlp, grouped_mm, moe_mlp, quantize_weight
-from octavo_torch.dispatch import layer, rounded
+from octavo_torch.dispatch import rounded
+from octavo_torch.dispatch.layer_spec import LayerRequest, LayerSpec
 from octavo_torch.linear.functional import explain_linear
 
 G, N, K, F, M, T = 4, 144, 176, 112, 260, 90
@@ -97,10 +98,9 @@ def test_a_weight_is_turned_for_kernels_that_round_it(monkeypatch: pytest.Monkey
     x, weight = torch.zeros(M, K).bfloat16(), torch.zeros(G, N, K).bfloat16()
 
     def orders_of_plans() -> list[str]:
-        return [
-            layer.Layer(RECIPES["mxfp4"], x, w, False, True, True, NATIVE, False).w_order
-            for w in (weight, turned(weight))
-        ]
+        orders = (weight, turned(weight))
+        requests = [LayerRequest.of(RECIPES["mxfp4"], x, w, False, True, True, NATIVE, False) for w in orders]
+        return [LayerSpec.planned(request).plan.fprop.request.weight for request in requests]
 
     assert orders_of_plans() == ["nk", "kn"]
     monkeypatch.setattr(rounded, "_is_rounded_here", lambda plan: plan.fprop.request.weight == "kn")

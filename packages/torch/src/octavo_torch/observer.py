@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from octavo.health import FIELDS, numbers_of
 from octavo_torch.arrays.checks import brief
-from octavo_torch.dispatch.layer import OPERANDS
 from octavo_torch.mlp.experts import Experts
 from octavo_torch.quantizers.stats import TensorStats, check_rows
+from octavo_torch.scaling.delayed_state import OPERANDS
 from octavo_torch.scaling.probe import Probe
 from octavo_torch.scaling.recipe_module import RecipeModule
 

@@ -344,6 +344,12 @@ def test_room_changes_nothing_on_a_cpu(rng: np.random.Generator) -> None:
     assert (calls["run"], calls["wgrad"], calls["to_halves"]) == (1, 1, 0)
 
 
+def on_a_gpu(layer: Layer) -> Layer:
+    """`layer` as if its tensors were on one: only there multiprocessors are left to others."""
+    request = layer.spec.request._replace(device=torch.device("cuda", 0))
+    return Layer(replace(layer.spec, request=request))
+
+
 @pytest.mark.parametrize("first", ["leaving", "interleaved"])
 def test_a_limit_is_the_answers_own(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a layer that leaves multiprocessors to others the gradient in turns is limited, too; where a block is not
@@ -352,12 +358,11 @@ def test_a_limit_is_the_answers_own(first: str, monkeypatch: pytest.MonkeyPatch)
     given = operands()
 
     def layer_of(backend: str) -> Layer:
-        layer = layer_for(BlockScaling(), given["x"], given["w1"], True, True, True, backend)
-        monkeypatch.setattr(layer, "device", torch.device("cuda", 0))
+        layer = on_a_gpu(layer_for(BlockScaling(), given["x"], given["w1"], True, True, True, backend))
         both = layer.leaving(16).interleaved(4) if first == "leaving" else layer.interleaved(4).leaving(16)
-        assert (both.left_free, both.block, both.whole) == (16, 4, None)
+        assert (both.spec.left_free, both.spec.block, both.whole) == (16, 4, None)
         narrow = both.with_planes({"w": (True, False)})
-        assert (narrow.left_free, narrow.block, narrow.wgrad) == (16, 4, both.wgrad)
+        assert (narrow.spec.left_free, narrow.spec.block) == (16, 4)
         assert layer.interleaved(0) is layer
         assert layer.interleaved(4) is layer.interleaved(4)
         return both
@@ -400,6 +405,6 @@ def test_an_answer_without_a_limit_or_a_part_is_not_taken_for_it(monkeypatch: py
     quantize_weight(given["w1"], recipe, out=handle, **how)
     assert taken()["into"] == 0
     layer = layer_for(recipe, given["x"], given["w1"], True, True, True, "turns").interleaved(4)
-    monkeypatch.setattr(layer, "device", torch.device("cuda", 0))
-    layer.leaving(16)
+    taken()
+    on_a_gpu(layer).leaving(16)
     assert taken()["wgrad on 116"] == 1

@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo import HighPrecision
 from octavo_torch.arithmetic import operators
 from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.wgrad import bias_gradients as subject
 
 G, N, K = 5, 40, 16
@@ -19,7 +20,7 @@ G, N, K = 5, 40, 16
 
 def layer_on_cpu(*, as_on_gpu: bool) -> Layer:
     x, w = torch.zeros(1, K).bfloat16(), torch.zeros(G, N, K).bfloat16()
-    layer = copy(Layer(HighPrecision(), x, w, False, True, True, "torch-reference", False))
+    layer = copy(layer_for(HighPrecision(), x, w, False, True, True, "torch-reference"))
     layer.on_cpu = not as_on_gpu
     return layer
 

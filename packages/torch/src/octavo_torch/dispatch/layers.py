@@ -9,6 +9,7 @@ from octavo import Recipe
 from octavo_torch.arrays.checks import check_recipe
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layer_spec import LayerRequest, LayerSpec
 from octavo_torch.memo import Bounded
 
 LayerKey = tuple[int, bool, bool, bool]
@@ -47,5 +48,6 @@ def layer_for(
     if layer is not None and layer.token is _state_token() and layer.recipe is recipe and x.device == layer.device:
         return layer
     check_recipe(recipe)
-    layer = _layers[key] = Layer(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
+    request = LayerRequest.of(recipe, x, w, at_host, need_dx, need_dw, backend, graph_safe)
+    layer = _layers[key] = Layer(LayerSpec.planned(request))
     return layer

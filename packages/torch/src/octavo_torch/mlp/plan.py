@@ -17,7 +17,8 @@ from octavo_torch.arrays.dtypes import DTYPE_NAMES
 from octavo_torch.arrays.weight_order import order_of
 from octavo_torch.autograd.saved import SavedByName
 from octavo_torch.compiler.graphs import wants_graph
-from octavo_torch.dispatch.layer import Layer, Planes
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layer_spec import Planes
 from octavo_torch.dispatch.layers import layer_for
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.dispatch.recipes import with_output_dtype

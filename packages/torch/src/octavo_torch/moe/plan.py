@@ -8,7 +8,8 @@ from typing import Literal
 from octavo.quantizer import Operand
 from octavo_registry.contract import Plan
 from octavo_registry.dispatch.layer_plan import QuantizePlan
-from octavo_torch.dispatch.layer import Layer, Planes
+from octavo_torch.dispatch.layer import Layer
+from octavo_torch.dispatch.layer_spec import Planes
 from octavo_torch.dispatch.prepared_sizes import shared_prepare
 from octavo_torch.memo import Memo
 from octavo_torch.mlp.plan import MlpPlan, plans_of, read_at_once_again
