@@ -44,7 +44,7 @@ class ComputedOperand(NamedTuple):
     history: ScalingHistory | None
 
 
-class NormSaved(NamedTuple):
+class NormResiduals(NamedTuple):
     """What a normalization's gradient reads: its arguments, and the statistics [M] of its rows; RMSNorm has no mean."""
 
     x: Array
@@ -135,18 +135,18 @@ def normalized_operand(
     arrays: tuple[Array, Array, Array | None],
     context: Context,
     history: ScalingHistory | None,
-) -> tuple[ComputedOperand, NormSaved]:
+) -> tuple[ComputedOperand, NormResiduals]:
     """The layer's x from x [M, C], gamma and beta; `run` is None where nothing is quantized."""
     if run is None:
         plain: Normalized = octavo_normalization(*arrays, spec=spec)
-        return ComputedOperand(plain.y, None, history), NormSaved(*arrays, plain.mean, plain.rstd)
+        return ComputedOperand(plain.y, None, history), NormResiduals(*arrays, plain.mean, plain.rstd)
     statistics = ("rstd", "mean") if spec.norm == "layer" else ("rstd",)
     fused = _FusedQuantizer(run, layer.plan.quantize_x, layer, "x")
     operand, extras = _quantized(fused, FusedInputs(arrays[:1], arrays[1:]), context, history, statistics)
     assert extras.rstd is not None
     # Computed again, statistics would quantize again, although a policy saved the planes; they are 4 bytes per row.
     mean = None if extras.mean is None else never_recomputed(extras.mean)
-    return operand, NormSaved(*arrays, mean, never_recomputed(extras.rstd))
+    return operand, NormResiduals(*arrays, mean, never_recomputed(extras.rstd))
 
 
 def wgrad_x_if_quantized(layer: Layer, operand: ComputedOperand) -> GemmOperand | None:
@@ -156,77 +156,78 @@ def wgrad_x_if_quantized(layer: Layer, operand: ComputedOperand) -> GemmOperand 
 
 
 def activated_operand(
-    of: ActivationQuantizer, layer: Layer, x: Array, context: Context, history: ScalingHistory | None
+    quantizer: ActivationQuantizer, layer: Layer, x: Array, context: Context, history: ScalingHistory | None
 ) -> ComputedOperand:
     """The layer's x: activation(x) times the probabilities."""
-    if of.run is None or _is_cut(layer, "i"):
-        plain = plain_activation(of, layer, x, context)
+    if quantizer.run is None or _is_cut(layer, "i"):
+        plain = plain_activation(quantizer, layer, x, context)
         return ComputedOperand(plain, *quantize_operand(layer.plan.quantize_x, layer, plain, "x", context, history))
-    fused = _FusedQuantizer(of.run, layer.plan.quantize_x, layer, "x")
-    return _quantized(fused, FusedInputs((x,), probs=of.probs), context, history)[0]
+    fused = _FusedQuantizer(quantizer.run, layer.plan.quantize_x, layer, "x")
+    return _quantized(fused, FusedInputs((x,), probs=quantizer.probs), context, history)[0]
 
 
-def plain_activation(of: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
+def plain_activation(quantizer: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
     """activation(x) times the probabilities, not quantized."""
-    if of.values is None or not holds_rows(layer, "x"):
-        plain: Array = octavo_activation(x, of.probs, activation=of.activation)
+    if quantizer.values is None or not holds_rows(layer, "x"):
+        plain: Array = octavo_activation(x, quantizer.probs, activation=quantizer.activation)
         return plain
-    x, probs = jax.tree.map(once_differentiated, (x, of.probs))
-    made = of.values(x, context.group_sizes, probs=probs, wanted=("activated",)).activated
-    assert made is not None
-    return made
+    x, probs = jax.tree.map(once_differentiated, (x, quantizer.probs))
+    activated = quantizer.values(x, context.group_sizes, probs=probs, wanted=("activated",)).activated
+    assert activated is not None
+    return activated
 
 
 def activation_gradient_operand(
-    of: ActivationQuantizer,
+    quantizer: ActivationQuantizer,
     layer: Layer,
     dy: Array,
     x: Array,
     bias: Array | None,
     context: Context,
     history: ScalingHistory | None,
-    forward: bool = False,
+    wants_forward: bool = False,
 ) -> GradientOperand:
     """The layer's dy, and other gradients, from the gradient `dy` of the activation's result and its input `x`.
 
-    forward   whether the caller also wants the activation's result, if that costs no pass of its own
+    wants_forward   whether the caller also wants the activation's result, if that costs no pass of its own
     """
-    if of.run is not None and not _is_cut(layer, "o"):
-        run = of.run if layer.placement is None else _with_dprobs(of, of.run)
+    if quantizer.run is not None and not _is_cut(layer, "o"):
+        run = quantizer.run if layer.placement is None else _with_dprobs(quantizer, quantizer.run)
         fused = _FusedQuantizer(run, layer.plan.quantize_dy, layer, "dy")
-        wanted = (*(() if bias is None else ("dbias",)), *(() if of.probs is None else ("dprobs",)))
-        operand, extras = _quantized(fused, FusedInputs((dy, x), probs=of.probs), context, history, wanted)
+        wanted = (*(() if bias is None else ("dbias",)), *(() if quantizer.probs is None else ("dprobs",)))
+        operand, extras = _quantized(fused, FusedInputs((dy, x), probs=quantizer.probs), context, history, wanted)
         dbias = None if bias is None or extras.dbias is None else extras.dbias.astype(bias.dtype)
-        return GradientOperand(operand, dbias, _dprobs(of, dy, x, extras.dprobs), None)
-    if of.values is not None and holds_rows(layer, "dy"):
-        wanted = ("activated", *(("dprobs",) if of.probs is not None else ()), *(("forward",) if forward else ()))
-        *given, probs = jax.tree.map(once_differentiated, (dy, x, of.probs))
-        made = of.values(*given, context.group_sizes, probs=probs, wanted=wanted)
+        return GradientOperand(operand, dbias, _dprobs(quantizer, dy, x, extras.dprobs), None)
+    probs, activation = quantizer.probs, quantizer.activation
+    if quantizer.values is not None and holds_rows(layer, "dy"):
+        wanted = ("activated", *(("dprobs",) if probs is not None else ()), *(("forward",) if wants_forward else ()))
+        *arrays, probs = jax.tree.map(once_differentiated, (dy, x, probs))
+        extras = quantizer.values(*arrays, context.group_sizes, probs=probs, wanted=wanted)
     else:
-        made = Extras(octavo_activation_gradient(dy, x, of.probs, activation=of.activation))
-    plain = made.activated
+        extras = Extras(octavo_activation_gradient(dy, x, probs, activation=activation))
+    plain = extras.activated
     assert plain is not None
     q, history = quantize_operand(layer.plan.quantize_dy, layer, plain, "dy", context, history)
     dbias = bias_gradient(layer, plain, bias, context)
-    dprobs = _dprobs(of, dy, x, made.dprobs)
-    return GradientOperand(ComputedOperand(plain, q, history), dbias, dprobs, made.forward)
+    dprobs = _dprobs(quantizer, dy, x, extras.dprobs)
+    return GradientOperand(ComputedOperand(plain, q, history), dbias, dprobs, extras.forward)
 
 
-def _with_dprobs(of: ActivationQuantizer, run: Run) -> Run:
+def _with_dprobs(quantizer: ActivationQuantizer, run: Run) -> Run:
     """`run` of an activation's gradient, with dprobs in its Extras even if the backend does not compute it."""
 
-    def made(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[Quantized, Extras]:
+    def with_dprobs(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[Quantized, Extras]:
         q, extras = run(dy, x, *args, **options)
-        return q, extras._replace(dprobs=_dprobs(of, dy, x, extras.dprobs))
+        return q, extras._replace(dprobs=_dprobs(quantizer, dy, x, extras.dprobs))
 
-    return made
+    return with_dprobs
 
 
-def _dprobs(of: ActivationQuantizer, dy: Array, x: Array, made: Array | None) -> Array | None:
-    """The gradient of the probabilities: `made`, if a backend has computed it."""
-    if of.probs is None:
+def _dprobs(quantizer: ActivationQuantizer, dy: Array, x: Array, computed: Array | None) -> Array | None:
+    """The gradient of the probabilities: `computed`, if the backend has computed it; None without probabilities."""
+    if quantizer.probs is None:
         return None
-    if made is not None:
-        return made
-    dprobs: Array = octavo_probs_gradient(dy, x, activation=of.activation)
+    if computed is not None:
+        return computed
+    dprobs: Array = octavo_probs_gradient(dy, x, activation=quantizer.activation)
     return dprobs

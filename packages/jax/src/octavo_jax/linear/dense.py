@@ -59,8 +59,9 @@ def dense(
     options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_as("dense", sharding), room)
     operands = dense_operands("dense", options, x, kernel, bias, state, contracting_dims, sharding)
     context = context_of(recipe, operands.group_sizes, seed, 0)
-    of_layer = operands.layer, operands.x, operands.kernel, operands.bias, operands.state
-    y, new_state = run_layer("dense", *of_layer, context)
+    y, new_state = run_layer(
+        "dense", operands.layer, operands.x, operands.kernel, operands.bias, operands.state, context
+    )
     y = summed_result(y, operands.partial_sum_axes, recipe, x, preferred_element_type)
     y = out_of_blocks(operands.placement, y, operands.axes)
     return y if state is None else (y, new_state)

@@ -22,7 +22,7 @@ from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.dense_arguments import dense_operands
-from octavo_jax.linear.normalized_autograd import Arrays, norm_layer_of, octavo_layernorm_dense
+from octavo_jax.linear.normalized_autograd import NormalizedDenseArrays, norm_layer_of, octavo_layernorm_dense
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
@@ -82,7 +82,7 @@ def layernorm_dense(
         )
     context = context_of(recipe, operands.group_sizes, seed, 0)
     gamma, beta = whole_scales("layernorm_dense", placement, gamma, beta)
-    arrays = Arrays(operands.x, gamma, beta, operands.kernel, operands.bias)
+    arrays = NormalizedDenseArrays(operands.x, gamma, beta, operands.kernel, operands.bias)
     normalized = norm_layer_of(operands.layer, spec)
     outputs = in_reverse(
         "layernorm_dense", octavo_layernorm_dense, normalized, arrays, operands.state, context, return_normalized

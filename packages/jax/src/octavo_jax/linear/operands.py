@@ -31,6 +31,17 @@ GemmOperand = GroupedTensor | Array
 Rows = GroupedTensor | Array | TokenRows[Array]
 
 
+class QuantizedOperand(NamedTuple):
+    """An operand of a GEMM after `quantize_operand`.
+
+    q         codes and scales, their planes named; None if no GEMM reads the operand quantized
+    history   of delayed scaling, with the operand's amax recorded; else None
+    """
+
+    q: Quantized | None
+    history: ScalingHistory | None
+
+
 class Context(NamedTuple):
     """The arguments that have no gradient.
 
@@ -64,33 +75,33 @@ def quantize_operand(
     operand: Operand,
     context: Context,
     history: ScalingHistory | None = None,
-) -> tuple[Quantized | None, ScalingHistory | None]:
+) -> QuantizedOperand:
     """`x` quantized by `plan`, with its planes named, and the history with x's amax recorded.
 
-    plan      the layer's quantizer of this operand; None if no GEMM reads it quantized: then the first result is None
+    plan      the layer's quantizer of this operand; None if no GEMM reads it quantized: then the result has no codes,
               and the history is returned unchanged
     x         [M, C] rows, [*B, M, C] where the layer has a placement; for "w" the stacked matrices as `stored_weight`
               gives them
     history   of delayed scaling, else None
     """
     if plan is None:
-        return None, history
+        return QuantizedOperand(None, history)
     arguments = context.quantizer_arguments(plan, operand, history)
     x, sizes = undifferentiated(x), None if operand == "w" else context.group_sizes
     if layer.placement is not None:
         q, amax = _quantize_shards(plan, layer, x, sizes, arguments)
         if history is None:
-            return named(layer, q, operand), None
+            return QuantizedOperand(named(layer, q, operand), None)
         assert amax is not None
-        return named(layer, q, operand), with_amax(history, never_recomputed(amax))
+        return QuantizedOperand(named(layer, q, operand), with_amax(history, never_recomputed(amax)))
     if history is None:
         run = layer.in_two_forms(plan).run
-        return named(layer, codes_of(plan, run(x, sizes, **arguments.keywords())), operand), None
+        return QuantizedOperand(named(layer, codes_of(plan, run(x, sizes, **arguments.keywords())), operand), None)
     if plan.bound.with_amax is None:
         q, amax = codes_of(plan, plan.run(x, sizes, **arguments.keywords())), amax_of(x, sizes)
     else:
         q, amax = plan.bound.with_amax(x, sizes, **arguments.keywords())
-    return named(layer, q, operand), with_amax(history, never_recomputed(amax))
+    return QuantizedOperand(named(layer, q, operand), with_amax(history, never_recomputed(amax)))
 
 
 def _quantize_shards(

@@ -12,7 +12,7 @@ from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.functions.activations import check_per_row, features
 from octavo_jax.linear.arguments import check_state
-from octavo_jax.mlp.autograd import Arrays
+from octavo_jax.mlp.autograd import MlpArrays
 from octavo_jax.mlp.plan import Placements
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding import specs
@@ -105,8 +105,8 @@ def mlp_placements(placement: Placement | None, activation: Activation) -> Place
 
 
 def placed_mlp(
-    placements: Placements, a: Arrays, states: tuple[DelayedState, DelayedState] | None, group_sizes: Array
-) -> tuple[Arrays, tuple[DelayedState, DelayedState] | None, Array]:
+    placements: Placements, a: MlpArrays, states: tuple[DelayedState, DelayedState] | None, group_sizes: Array
+) -> tuple[MlpArrays, tuple[DelayedState, DelayedState] | None, Array]:
     """The arguments as Explicit axes of a mesh want them; see `octavo_jax.sharding.explicit`."""
     first, second = placements
     if first is None or second is None or not explicit_axes(first.mesh):

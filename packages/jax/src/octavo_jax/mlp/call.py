@@ -16,7 +16,7 @@ from octavo_jax.dispatch.room import Room
 from octavo_jax.linear.arguments import check_sizes_fit, context_of
 from octavo_jax.linear.operands import Context
 from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp
-from octavo_jax.mlp.autograd import Arrays, States
+from octavo_jax.mlp.autograd import MlpArrays, States
 from octavo_jax.mlp.plan import Mlp, OutputNames, mlp_for
 from octavo_jax.sharding.axes import MeshAxes, called_as
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
@@ -52,14 +52,14 @@ class MlpCall(NamedTuple):
     """
 
     mlp: Mlp
-    arrays: Arrays
+    arrays: MlpArrays
     states: States
     context: Context
     in_blocks: bool
     partial: tuple[str, ...]
 
 
-def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int | None = None) -> MlpCall:
+def resolved(a: MlpArrays, group_sizes: GroupSizes, options: MlpOptions, rows: int | None = None) -> MlpCall:
     """The call for the arrays `a`, without a normalization; ValueError for arguments that do not fit.
 
     rows   the number of rows that the sizes count, if `a.x` are tokens, whose rows do not exist yet

@@ -41,7 +41,7 @@ from octavo_jax.mlp.arguments import (
     placed_mlp,
     y_columns,
 )
-from octavo_jax.mlp.autograd import Arrays, octavo_mlp
+from octavo_jax.mlp.autograd import MlpArrays, octavo_mlp
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import in_reverse
@@ -146,7 +146,7 @@ def grouped_mlp(
         backend=backend,
         room=room,
     )
-    arrays = Arrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=probs, bo_scales=bo_scales)
+    arrays = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=probs, bo_scales=bo_scales)
     call = resolved(arrays, group_sizes, options)
     y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
     y = summed_result(y, call.partial, recipe, x, preferred_element_type)
@@ -211,7 +211,7 @@ def layernorm_mlp(
     biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
     gamma, beta = whole_scales("layernorm_mlp", placements[0], gamma, beta)
     (wi, wo), (bi, bo) = kernels, biases
-    arrays = Arrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
+    arrays = MlpArrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
     arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
     context = context_of(recipe, sizes, seed, 0)
     y, new_state = in_reverse("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)

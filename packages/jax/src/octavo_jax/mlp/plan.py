@@ -46,12 +46,12 @@ class Mlp:
     activated_values: Values | None
     gradient_values: Values | None
 
-    def activated(self, probs: Array | None) -> ActivationQuantizer:
+    def activation_quantizer(self, probs: Array | None) -> ActivationQuantizer:
         """The activation, times `probs` [M] if given, with what computes it."""
         return ActivationQuantizer(self.quantize_activated, self.activated_values, self.activation, probs)
 
-    def gradient(self, probs: Array | None) -> ActivationQuantizer:
-        """The gradient of `activated(probs)`, with what computes it."""
+    def gradient_quantizer(self, probs: Array | None) -> ActivationQuantizer:
+        """The gradient of that activation, with what computes it."""
         return ActivationQuantizer(self.quantize_gradient, self.gradient_values, self.activation, probs)
 
     def for_training(self) -> Mlp:

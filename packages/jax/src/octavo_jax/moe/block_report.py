@@ -22,7 +22,7 @@ from octavo_jax.dispatch.device import device_of
 from octavo_jax.dispatch.fused import fusion_words, values_words
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.room import Room
-from octavo_jax.mlp.autograd import Arrays
+from octavo_jax.mlp.autograd import MlpArrays
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.moe.arrangement import Routing
@@ -181,7 +181,7 @@ class _AskedExperts(LocalExperts):
         options = dict(self.options)
         bi, bo, form, weight_codes = (options.pop(name) for name in ("bi", "bo", "form", "weight_codes"))
         call = resolved(
-            Arrays(x, None, None, self.wi, self.wo, bi, bo, None), group_sizes,
+            MlpArrays(x, None, None, self.wi, self.wo, bi, bo, None), group_sizes,
             MlpOptions(group_offset=0, preferred_element_type=None, **options), rows,
         )  # fmt: skip
         on_output = self.weights_on == "output"

@@ -17,7 +17,7 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.activations import check_activation
 from octavo_jax.linear.arguments import as_array
-from octavo_jax.mlp.autograd import Arrays
+from octavo_jax.mlp.autograd import MlpArrays
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
 from octavo_jax.moe.arrangement import Routing, check_routing
@@ -91,7 +91,7 @@ def routed_mlp(
         room=room,
     )
     out_dtype = element_type(preferred_element_type, x.dtype)
-    of_experts = Arrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
+    of_experts = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
     if composes(sharding, x, wo):
         check_kept_whole(form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,")
         return _composed(x, routing, of_experts, weights_on, out_dtype, options)
@@ -105,7 +105,7 @@ def routed_mlp(
 
 
 def _composed(
-    x: Array, routing: Routing, a: Arrays, weights_on: WeightsOn, out_dtype: DTypeLike, options: MlpOptions
+    x: Array, routing: Routing, a: MlpArrays, weights_on: WeightsOn, out_dtype: DTypeLike, options: MlpOptions
 ) -> Any:
     """The same bits from three operations, each of which a mesh may shard in its own way."""
     on_output = weights_on == "output"

@@ -65,7 +65,7 @@ def _forward(
     tokens = Tokens(a.x, *places)
     rows = tokens.rows()
     probs = None if plan.on_output else weights_by_row(a.weights, places.order)
-    arrays = mlp_autograd.Arrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs, None if a.bo is None else probs)
+    arrays = mlp_autograd.MlpArrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs, None if a.bo is None else probs)
     x1 = _x_of_tokens(plan, rows, tokens, states, context)
     gathered = gathered_rows(plan.forward.fc1, "x", "fprop", tokens, context)
     (results, states), intermediates = mlp_autograd.forward(plan.forward, arrays, states, context, x1, gathered)
@@ -126,7 +126,7 @@ def kept_by(
 
 
 def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple[MoeArrays, None, States, None]:
-    dy, later = cotangents
+    dy, later_states = cotangents
     plan = kept.plan
     if plan.form != "keep_all" or plan.weight_codes == "remake":
         # Without a barrier XLA would find equal expressions and keep the forward's values, not compute them again.
@@ -134,13 +134,13 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
     (order, position), end = kept.places, end_of(kept.context.group_sizes)
     recomputed = Recomputed(kept)
     saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), recomputed.results, kept.weights)
-    read = None
+    dy_operands = None
     if plan.on_output:
         drows, dweights = weighted_gradients(saved, dy, plan.moves)
     else:
         drows, dweights = rows_gradient(saved, dy), None
-        read = recomputed.dy_read(Tokens(in_dtype(dy, plan.mlp.fc2.y_dtype), order, position))
-    gradients, states = mlp_autograd.backward(recomputed.residuals(), (drows, later), read)
+        dy_operands = recomputed.dy_operands(Tokens(in_dtype(dy, plan.mlp.fc2.y_dtype), order, position))
+    gradients, states = mlp_autograd.backward(recomputed.residuals(), (drows, later_states), dy_operands)
     if dweights is None:
         assert gradients.probs is not None
         of_rows = gradients.probs if gradients.bo_scales is None else gradients.probs + gradients.bo_scales

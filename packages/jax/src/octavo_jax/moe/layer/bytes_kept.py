@@ -16,7 +16,7 @@ from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.activations import check_activation
-from octavo_jax.mlp.autograd import Arrays, States
+from octavo_jax.mlp.autograd import MlpArrays, States
 from octavo_jax.mlp.call import MlpOptions, resolved
 from octavo_jax.moe.layer.autograd import MoeArrays, kept_by
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes, check_weights_on
@@ -126,7 +126,7 @@ def bytes_kept(
         options = MlpOptions(name, recipe, seed, states, 0, None, (None, None), None, None, backend, None)
         wi = jnp.zeros((experts, width, hidden * (2 if name in GATED else 1)), dtype)
         wo = jnp.zeros((experts, hidden, shape.out_features or width), dtype)
-        given = Arrays(jnp.zeros((tokens, width), dtype), None, None, wi, wo, None, None, None)
+        given = MlpArrays(jnp.zeros((tokens, width), dtype), None, None, wi, wo, None, None, None)
         call = resolved(given, jnp.zeros(experts, jnp.int32), options, rows)
         plan = moe_plan_of(call.mlp, form, weight_codes, on == "output", jnp.dtype(dtype))
         arrays = MoeArrays(call.arrays.x, jnp.zeros((tokens, k), jnp.float32), wi, wo, None, None)

@@ -10,15 +10,22 @@ from octavo.recipe_base import Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.computed_operands import activated_operand, wgrad_x_if_quantized
-from octavo_jax.linear.operands import GemmOperand, Rows, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.operands import (
+    GemmOperand,
+    QuantizedOperand,
+    Rows,
+    dgrad_weight,
+    quantize_operand,
+    stored_weight,
+    wgrad_x,
+)
 from octavo_jax.linear.products import Values, forward_product
 from octavo_jax.linear.two_forms import Quantized, read_form
-from octavo_jax.mlp.autograd import DyRead, Residuals, history_of, second_context
+from octavo_jax.mlp.autograd import DyOperands, Residuals, fc2_context_of, history_of
 from octavo_jax.moe.layer.forms import kept_rows
 from octavo_jax.moe.layer.kept import Kept, KeptKernel, plane_of
 from octavo_jax.moe.layer.tokens import Tokens, dy_reads, gathered_rows, quantize_tokens, reads_tokens
 from octavo_jax.moe.permutation import weights_by_row
-from octavo_jax.scaling.delayed_state import ScalingHistory
 
 
 class Recomputed:
@@ -26,7 +33,7 @@ class Recomputed:
 
     def __init__(self, kept: Kept) -> None:
         self._kept, self._context = kept, kept.context
-        self._later = second_context(kept.context)
+        self._later = fc2_context_of(kept.context)
         self._states = kept.states or (None, None)
         plan, places = kept.plan, kept.places
         self._tokens = None if kept.x is None else Tokens(kept.x, *places)
@@ -76,25 +83,26 @@ class Recomputed:
             return rows, quantize_tokens(quantize, fc1, self._tokens, "x", self._context, history)[0]
         return rows, quantize_operand(quantize, fc1, rows, "x", self._context, history)[0]
 
-    def dy_read(self, dy: Tokens) -> DyRead:
-        """What is read of the tokens' gradient `dy` instead of the rows that their choices make of it."""
+    def dy_operands(self, dy: Tokens) -> DyOperands:
+        """What fc2's GEMMs read of the tokens' gradient `dy`, instead of the rows that their choices make of it."""
         fc2 = self._kept.plan.mlp.fc2
         quantize, history = fc2.plan.quantize_dy, history_of(self._states[1], "grad")
         reads = dy_reads(fc2)
-        of_dgrad, of_wgrad = (
+        dgrad_tokens, wgrad_tokens = (
             None if read == "rows" else gathered_rows(fc2, "dy", gemm, dy, self._later) for gemm, read in reads.items()
         )
-        rows = tuple(gemm for gemm, gathered in zip(reads, (of_dgrad, of_wgrad), strict=True) if gathered is None)
-        codes: tuple[Quantized | None, ScalingHistory | None] | None = None
+        gathered = zip(reads, (dgrad_tokens, wgrad_tokens), strict=True)
+        rows = tuple(gemm for gemm, tokens in gathered if tokens is None)
+        quantized: QuantizedOperand | None = None
         if not rows:
-            codes = None, history
+            quantized = QuantizedOperand(None, history)
         elif reads_tokens(fc2, quantize, "dy", rows):
-            codes = quantize_tokens(quantize, fc2, dy, "dy", self._later, history)
-        return DyRead(codes, of_dgrad, of_wgrad)
+            quantized = quantize_tokens(quantize, fc2, dy, "dy", self._later, history)
+        return DyOperands(quantized, dgrad_tokens, wgrad_tokens)
 
     def _results(self) -> Array:
         kept, mlp = self._kept, self._kept.again[0]
-        of = mlp.activated(self._probs)
+        of = mlp.activation_quantizer(self._probs)
         x2 = activated_operand(of, mlp.fc2, self._h, self._later, history_of(self._states[1], "x"))
         return self._product(1, x2.array, x2.q, kept.wo, kept.bo)
 
@@ -130,7 +138,7 @@ class Recomputed:
             return self._sized(kept.x2)
         if not mlp.fc2.plan.recipe.quantizes("wgrad"):
             return None
-        of = mlp.activated(self._probs)
+        of = mlp.activation_quantizer(self._probs)
         x2 = activated_operand(of, mlp.fc2, self._h, self._later, history_of(self._states[1], "x"))
         return wgrad_x_if_quantized(mlp.fc2, x2._replace(q=read_form(x2.q)))
 

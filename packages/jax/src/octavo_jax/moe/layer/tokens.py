@@ -11,8 +11,8 @@ from octavo.recipe_base import READERS, Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, holds_rows
-from octavo_jax.linear.two_forms import Quantized, named
+from octavo_jax.linear.operands import Context, QuantizedOperand, holds_rows
+from octavo_jax.linear.two_forms import named
 from octavo_jax.moe.permutation import token_rows
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
@@ -102,7 +102,7 @@ def quantize_tokens(
     operand: Operand,
     context: Context,
     history: ScalingHistory | None,
-) -> tuple[Quantized, ScalingHistory | None]:
+) -> QuantizedOperand:
     """What `octavo_jax.linear.operands.quantize_operand` returns for the tokens' rows, bit for bit."""
     assert plan is not None  # else `reads_tokens` is False
     of_tokens = layer.in_two_forms(plan).of_tokens
@@ -116,6 +116,6 @@ def quantize_tokens(
     else:
         q, amax = quantize_own_rows(layer.placement, plan, given, context.group_sizes, arguments)
     if history is None:
-        return named(layer, q, operand), None
+        return QuantizedOperand(named(layer, q, operand), None)
     assert amax is not None  # asked for
-    return named(layer, q, operand), with_amax(history, never_recomputed(amax))
+    return QuantizedOperand(named(layer, q, operand), with_amax(history, never_recomputed(amax)))
