@@ -32,7 +32,7 @@ from octavo_jax.moe.expert_parallel import LACKING, chosen_way
 from octavo_jax.moe.experts import LocalExperts, composes
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
-from octavo_jax.moe.layer.tokens import dy_reads, gathers, gathers_codes, reads_tokens
+from octavo_jax.moe.layer.tokens import dy_sources, gathers, gathers_codes, quantizes_tokens
 from octavo_jax.moe.local_block import BlockArrays, Body
 from octavo_jax.moe.moves import Served, of_router
 from octavo_jax.scaling.delayed_state import init_delayed
@@ -184,8 +184,7 @@ class _AskedExperts(LocalExperts):
             MlpArrays(x, None, None, self.wi, self.wo, bi, bo, None), group_sizes,
             MlpOptions(group_offset=0, preferred_element_type=None, **options), rows,
         )  # fmt: skip
-        on_output = self.weights_on == "output"
-        plan = moe_plan_of(call.mlp, form, weight_codes, on_output, self.out_dtype).for_training()
+        plan = moe_plan_of(call.mlp, form, weight_codes, self.weights_on, self.out_dtype).for_training()
         of_rows = [("x and dy", f"rows are permuted first: {why_rows}")] if why_rows else [*_tokens(plan)]
         tokens = (*self._routed(x), *of_rows, *_moved(plan))
         fc1, fc2 = plan.mlp.fc1.plan, plan.mlp.fc2.plan
@@ -211,7 +210,7 @@ def _moved(plan: MoePlan) -> Iterator[tuple[str, str]]:
     served = Served(fc2.request.device, fc2.options.backend)
     summed = served.plan("combine_rows", dtype) if plan.out_dtype == fc2.y_dtype else None
     yield "y and dx", f"{_who(summed)} sums rows by token"
-    if plan.on_output:
+    if plan.weights_on == "output":
         yield "dy times weights", f"{_who(served.plan('permute_rows', dtype))} writes its rows"
 
 
@@ -230,7 +229,7 @@ def _between(mlp: Mlp) -> Iterator[tuple[str, str]]:
 
 def _tokens(plan: MoePlan) -> Iterator[tuple[str, str]]:
     """What of the tokens is read in place, as octavo_jax.moe.layer.autograd has it."""
-    keeps_all, forward, again = plan.form == "keep_all", plan.forward.fc1, plan.backward.fc1
+    keeps_all, forward, again = plan.form == "keep_all", plan.forward_mlp.fc1, plan.backward_mlp.fc1
     of_forward: tuple[Gemm, ...] = ("fprop", "wgrad") if keeps_all else ("fprop",)
     if gathers_codes(forward, "x", "fprop"):
         yield "x in fprop", _gathered_codes(forward, "x", "fprop")
@@ -249,18 +248,18 @@ def _tokens(plan: MoePlan) -> Iterator[tuple[str, str]]:
 
 def _dy(plan: MoePlan) -> str:
     fc2 = plan.mlp.fc2
-    if plan.on_output:
+    if plan.weights_on == "output":
         return 'rows are permuted first: weights_on is "output", so the choices\' weights multiply them'
-    reads = dy_reads(fc2)
-    if set(reads.values()) == {"tokens"}:
+    sources = dy_sources(fc2)
+    if set(sources.values()) == {"tokens"}:
         return _gathered(fc2, "dgrad")
     said = []
-    for gemm, read in reads.items():
-        if read == "tokens":
+    for gemm, source in sources.items():
+        if source == "tokens":
             said.append(f"{_backend(fc2, gemm)} reads the tokens in {gemm}")
-        elif read == "codes of tokens":
+        elif source == "codes of tokens":
             said.append(_gathered_codes(fc2, "dy", gemm))
-    rows = tuple(gemm for gemm, read in reads.items() if read == "rows")
+    rows = tuple(gemm for gemm, source in sources.items() if source == "rows")
     if rows:
         how = _read(fc2, fc2.plan.quantize_dy, "dy", rows)
         said.append(f"for {rows[0]} {how}" if said else how)
@@ -283,7 +282,7 @@ def _backend(layer: Layer, gemm: Gemm) -> str:
 
 
 def _read(layer: Layer, quantizer: QuantizePlan | None, operand: Operand, gemms: tuple[Gemm, ...]) -> str:
-    if reads_tokens(layer, quantizer, operand, gemms):
+    if quantizes_tokens(layer, quantizer, operand, gemms):
         assert quantizer is not None
         return f"{quantizer.backend} quantizes the tokens"
     wide = [gemm for gemm in gemms if not layer.plan.recipe.quantizes(gemm)]

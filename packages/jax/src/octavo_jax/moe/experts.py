@@ -23,8 +23,8 @@ from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
 from octavo_jax.moe.arrangement import Routing, check_routing
 from octavo_jax.moe.layer.autograd import MoeArrays, octavo_moe
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes, check_weights_on
-from octavo_jax.moe.layer.kept import Places
 from octavo_jax.moe.layer.plan import moe_plan_of
+from octavo_jax.moe.layer.residuals import RowOrder
 from octavo_jax.moe.permutation import check_tokens, combine, permute, row_weights
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.sharding.axes import MeshAxes, in_force
@@ -96,11 +96,11 @@ def routed_mlp(
         check_kept_whole(form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,")
         return _composed(x, routing, of_experts, weights_on, out_dtype, options)
     call = resolved(of_experts, routing.group_sizes, options, len(routing.order))
-    plan = moe_plan_of(call.mlp, form, weight_codes, weights_on == "output", out_dtype)
+    plan = moe_plan_of(call.mlp, form, weight_codes, weights_on, out_dtype)
     a = call.arrays
     arrays = MoeArrays(a.x, routing.weights, a.wi, a.wo, a.bi, a.bo)
-    places = Places(routing.order, routing.position)
-    y, new_state = in_reverse("routed_mlp", octavo_moe, plan, arrays, places, call.states, call.context)
+    row_order = RowOrder(routing.order, routing.position)
+    y, new_state = in_reverse("routed_mlp", octavo_moe, plan, arrays, row_order, call.states, call.context)
     return y if state is None else (y, new_state)
 
 

@@ -25,10 +25,10 @@ from octavo_jax.linear.two_forms import kept_form
 from octavo_jax.mlp import autograd as mlp_autograd
 from octavo_jax.mlp.autograd import Intermediates, States
 from octavo_jax.moe.layer.forms import keep_rows
-from octavo_jax.moe.layer.kept import Kept, Places, kept_kernel, without_sizes
 from octavo_jax.moe.layer.plan import MoePlan
 from octavo_jax.moe.layer.recomputed import Recomputed
-from octavo_jax.moe.layer.tokens import Tokens, gathered_rows, gathers, quantize_tokens, reads_tokens
+from octavo_jax.moe.layer.residuals import MoeResiduals, RowOrder, kept_kernel, without_sizes
+from octavo_jax.moe.layer.tokens import Tokens, gathered_rows, gathers, quantize_tokens, quantizes_tokens
 from octavo_jax.moe.permutation import (
     Saved,
     row_of,
@@ -59,21 +59,21 @@ class MoeArrays(NamedTuple):
 
 
 def _forward(
-    plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
+    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States, context: Context
 ) -> tuple[tuple[Array, States], Intermediates, Array]:
     """((y, states), the experts' intermediate arrays, their results)."""
-    tokens = Tokens(a.x, *places)
+    tokens = Tokens(a.x, *row_order)
     rows = tokens.rows()
-    probs = None if plan.on_output else weights_by_row(a.weights, places.order)
+    probs = None if plan.weights_on == "output" else weights_by_row(a.weights, row_order.order)
     arrays = mlp_autograd.MlpArrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs, None if a.bo is None else probs)
     x1 = _x_of_tokens(plan, rows, tokens, states, context)
-    gathered = gathered_rows(plan.forward.fc1, "x", "fprop", tokens, context)
-    (results, states), intermediates = mlp_autograd.forward(plan.forward, arrays, states, context, x1, gathered)
+    gathered = gathered_rows(plan.forward_mlp.fc1, "x", "fprop", tokens, context)
+    (results, states), intermediates = mlp_autograd.forward(plan.forward_mlp, arrays, states, context, x1, gathered)
     end = end_of(context.group_sizes)
-    if plan.on_output:
-        y = weighted_sum(results, a.weights, places.position, end, plan.out_dtype, plan.moves)
+    if plan.weights_on == "output":
+        y = weighted_sum(results, a.weights, row_order.position, end, plan.out_dtype, plan.moves)
     else:
-        y = sum_of_choices(results, places.position, end, plan.out_dtype, plan.moves)
+        y = sum_of_choices(results, row_order.position, end, plan.out_dtype, plan.moves)
     return (y, states), intermediates, results
 
 
@@ -81,43 +81,45 @@ def _x_of_tokens(
     plan: MoePlan, rows: Array, tokens: Tokens, states: States, context: Context
 ) -> ComputedOperand | None:
     """fc1's x, quantized from the tokens; None if it is quantized from its rows, because something reads these."""
-    fc1 = plan.forward.fc1
-    read: tuple[Gemm, ...] = ("fprop", "wgrad") if plan.form == "keep_all" else ("fprop",)
-    if not reads_tokens(fc1, fc1.plan.quantize_x, "x", read):
+    fc1 = plan.forward_mlp.fc1
+    gemms: tuple[Gemm, ...] = ("fprop", "wgrad") if plan.form == "keep_all" else ("fprop",)
+    if not quantizes_tokens(fc1, fc1.plan.quantize_x, "x", gemms):
         return None
     history = mlp_autograd.history_of(None if states is None else states[0], "x")
     return ComputedOperand(rows, *quantize_tokens(fc1.plan.quantize_x, fc1, tokens, "x", context, history))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _moe(plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context) -> tuple[Array, States]:
-    return _forward(plan, a, places, states, context)[0]
+def _moe(plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States, context: Context) -> tuple[Array, States]:
+    return _forward(plan, a, row_order, states, context)[0]
 
 
-def kept_by(
-    plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context
-) -> tuple[tuple[Array, States], Kept]:
+def moe_with_residuals(
+    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States, context: Context
+) -> tuple[tuple[Array, States], MoeResiduals]:
     """The layer's result, and what its backward pass reads."""
     plan = plan.for_training()
-    result, intermediates, results = _forward(plan, a, places, states, context)
-    fc1, fc2, keeps_all, recomputes = plan.mlp.fc1, plan.mlp.fc2, plan.form == "keep_all", plan.form == "recompute"
+    result, intermediates, results = _forward(plan, a, row_order, states, context)
+    fc1, fc2, on_output = plan.mlp.fc1, plan.mlp.fc2, plan.weights_on == "output"
+    keeps_all, recomputes = plan.form == "keep_all", plan.form == "recompute"
     keeps_rows = keeps_all and not gathers(fc1, "x", "wgrad")
     h: GemmOperand = intermediates.y1
     if plan.form == "lean":
         codes = keep_rows(intermediates.y1, context.group_sizes, fc1.options.backend)
         h = name_planes(codes, fc1.options.checkpoint_name)
-    return result, Kept(
+    return result, MoeResiduals(
         plan=plan,
-        again=(plan.forward, plan.backward),
+        forward_mlp=plan.forward_mlp,
+        backward_mlp=plan.backward_mlp,
         x=None if keeps_rows else a.x,
         x1=without_sizes(wgrad_x(fc1, intermediates.x1.array, intermediates.x1.q)) if keeps_rows else None,
         x2=without_sizes(wgrad_x_if_quantized(fc2, intermediates.x2)) if keeps_all else None,
         h=None if recomputes else h,
-        results=None if recomputes or not plan.on_output else results,
+        results=None if recomputes or not on_output else results,
         weights=a.weights,
-        places=places,
+        row_order=row_order,
         wi=kept_kernel(plan, fc1, a.wi, kept_form(intermediates.w1), recomputes),
-        wo=kept_kernel(plan, fc2, a.wo, kept_form(intermediates.w2), recomputes and plan.on_output),
+        wo=kept_kernel(plan, fc2, a.wo, kept_form(intermediates.w2), recomputes and on_output),
         bi=a.bi,
         bo=a.bo,
         context=context,
@@ -125,22 +127,22 @@ def kept_by(
     )
 
 
-def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple[MoeArrays, None, States, None]:
+def _moe_bwd(_: MoePlan, kept: MoeResiduals, cotangents: tuple[Array, States]) -> tuple[MoeArrays, None, States, None]:
     dy, later_states = cotangents
     plan = kept.plan
     if plan.form != "keep_all" or plan.weight_codes == "remake":
         # Without a barrier XLA would find equal expressions and keep the forward's values, not compute them again.
         kept, dy = lax.optimization_barrier((kept, dy))  # type: ignore[no-untyped-call]
-    (order, position), end = kept.places, end_of(kept.context.group_sizes)
+    (order, position), end = kept.row_order, end_of(kept.context.group_sizes)
     recomputed = Recomputed(kept)
     saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), recomputed.results, kept.weights)
     dy_operands = None
-    if plan.on_output:
+    if plan.weights_on == "output":
         drows, dweights = weighted_gradients(saved, dy, plan.moves)
     else:
         drows, dweights = rows_gradient(saved, dy), None
         dy_operands = recomputed.dy_operands(Tokens(in_dtype(dy, plan.mlp.fc2.y_dtype), order, position))
-    gradients, states = mlp_autograd.backward(recomputed.residuals(), (drows, later_states), dy_operands)
+    gradients, states = mlp_autograd.backward(recomputed.mlp_residuals(), (drows, later_states), dy_operands)
     if dweights is None:
         assert gradients.probs is not None
         of_rows = gradients.probs if gradients.bo_scales is None else gradients.probs + gradients.bo_scales
@@ -149,11 +151,13 @@ def _backward(_: MoePlan, kept: Kept, cotangents: tuple[Array, States]) -> tuple
     return MoeArrays(dx, dweights, gradients.wi, gradients.wo, gradients.bi, gradients.bo), None, states, None
 
 
-_moe.defvjp(kept_by, _backward)
+_moe.defvjp(moe_with_residuals, _moe_bwd)
 
 
 # One compiled call for eager users; inside their own jit it is a nested one of the same name.
 @partial(jax.jit, static_argnums=0)
-def octavo_moe(plan: MoePlan, a: MoeArrays, places: Places, states: States, context: Context) -> tuple[Array, States]:
+def octavo_moe(
+    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States, context: Context
+) -> tuple[Array, States]:
     """The differentiable call with everything static in `plan`."""
-    return _moe(plan, a, places, states, context)
+    return _moe(plan, a, row_order, states, context)
