@@ -47,7 +47,8 @@ from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, merge
 from octavo_jax.scaling.seeds import second_stream
 from octavo_registry.contract.moves import TokenRows
 
-States = tuple[DelayedState, DelayedState] | None
+States = tuple[DelayedState, DelayedState]
+"""Delayed scaling's states of fc1 and fc2."""
 
 
 class MlpArrays(NamedTuple):
@@ -110,7 +111,7 @@ class Residuals:
     bo: Array | None
     probs: Array | None
     context: Context
-    states: States
+    states: States | None
     bo_scales: Array | None = None
 
 
@@ -148,11 +149,11 @@ class DyOperands(NamedTuple):
 def forward(
     mlp: Mlp,
     a: MlpArrays,
-    states: States,
+    states: States | None,
     context: Context,
     x1: ComputedOperand | None = None,
     gathered: TokenRows[Array] | None = None,
-) -> tuple[tuple[Array, States], Intermediates]:
+) -> tuple[tuple[Array, States | None], Intermediates]:
     """((y, the states with the forward's amaxes), the intermediate arrays).
 
     x1         fc1's x, if the caller has quantized it
@@ -198,11 +199,13 @@ def _probed(mlp: Mlp, a: MlpArrays) -> MlpArrays:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mlp(mlp: Mlp, arrays: MlpArrays, states: States, context: Context) -> tuple[Array, States]:
+def _mlp(mlp: Mlp, arrays: MlpArrays, states: States | None, context: Context) -> tuple[Array, States | None]:
     return forward(mlp, arrays, states, context)[0]
 
 
-def _mlp_fwd(mlp: Mlp, arrays: MlpArrays, states: States, context: Context) -> tuple[tuple[Array, States], Residuals]:
+def _mlp_fwd(
+    mlp: Mlp, arrays: MlpArrays, states: States | None, context: Context
+) -> tuple[tuple[Array, States | None], Residuals]:
     mlp = mlp.for_training()
     result, intermediates = forward(mlp, arrays, states, context)
     norm = intermediates.norm
@@ -231,8 +234,8 @@ def _mlp_fwd(mlp: Mlp, arrays: MlpArrays, states: States, context: Context) -> t
 
 
 def backward(
-    r: Residuals, cotangents: tuple[Array, States], dy_operands: DyOperands | None = None
-) -> tuple[MlpArrays, States]:
+    r: Residuals, cotangents: tuple[Array, States | None], dy_operands: DyOperands | None = None
+) -> tuple[MlpArrays, States | None]:
     """The gradients, and the states with the amaxes of this backward and of calls that took the forward's states.
 
     dy_operands   what a MoE layer reads in the place of rows of dy; None: the rows
@@ -275,7 +278,7 @@ def backward(
     return MlpArrays(dx, dgamma, dbeta, dwi, dwo, dbi, dbo, dprobs, dbo_scales), states
 
 
-def _mlp_bwd(_: Mlp, r: Residuals, cotangents: tuple[Array, States]) -> tuple[MlpArrays, States, None]:
+def _mlp_bwd(_: Mlp, r: Residuals, cotangents: tuple[Array, States | None]) -> tuple[MlpArrays, States | None, None]:
     return *backward(r, cotangents), None
 
 
@@ -284,6 +287,6 @@ _mlp.defvjp(_mlp_fwd, _mlp_bwd)
 
 # One compiled call for eager users; inside their own jit it is a nested one of the same name.
 @partial(jax.jit, static_argnums=0)
-def octavo_mlp(mlp: Mlp, arrays: MlpArrays, states: States, context: Context) -> tuple[Array, States]:
+def octavo_mlp(mlp: Mlp, arrays: MlpArrays, states: States | None, context: Context) -> tuple[Array, States | None]:
     """The differentiable call with everything static in `mlp`."""
     return _mlp(mlp, arrays, states, context)

@@ -41,11 +41,10 @@ from octavo_jax.mlp.arguments import (
     placed_mlp,
     y_columns,
 )
-from octavo_jax.mlp.autograd import MlpArrays, octavo_mlp
-from octavo_jax.mlp.call import MlpOptions, resolved
+from octavo_jax.mlp.autograd import MlpArrays, States, octavo_mlp
+from octavo_jax.mlp.call import MlpOptions, resolve_call
 from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
 from octavo_jax.sharding.conflicts import check_shards
 from octavo_jax.sharding.dense import (
@@ -62,9 +61,6 @@ from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]
-
-States = tuple[DelayedState, DelayedState]
-"""Delayed scaling's states of fc1 and fc2."""
 
 
 def grouped_mlp(
@@ -129,10 +125,10 @@ def grouped_mlp(
     check_per_row("probs", probs, x.shape[:-1])
     check_bo_scales(bo_scales, bo, x.shape[:-1])
     group_sizes = in_one_array(group_sizes)
-    of_experts = ExpertRows.of(sharding, x, group_sizes)
-    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
-    probs = None if probs is None else of_experts.in_blocks("probs", probs, None)
-    bo_scales = None if bo_scales is None else of_experts.in_blocks("bo_scales", bo_scales, None)
+    expert_rows = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = expert_rows.in_blocks("x", x, "i"), expert_rows.sizes(group_sizes)
+    probs = None if probs is None else expert_rows.in_blocks("probs", probs, None)
+    bo_scales = None if bo_scales is None else expert_rows.in_blocks("bo_scales", bo_scales, None)
     options = MlpOptions(
         activation=name,
         recipe=recipe,
@@ -147,10 +143,10 @@ def grouped_mlp(
         room=room,
     )
     arrays = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=probs, bo_scales=bo_scales)
-    call = resolved(arrays, group_sizes, options)
+    call = resolve_call(arrays, group_sizes, options)
     y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
-    y = summed_result(y, call.partial, recipe, x, preferred_element_type)
-    y = of_experts.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
+    y = summed_result(y, call.partial_sum_axes, recipe, x, preferred_element_type)
+    y = expert_rows.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
     return y if state is None else (y, placed_as(state, new_state))
 
 
@@ -203,18 +199,18 @@ def layernorm_mlp(
     kernels = as_stack(placements[0], wi, into), as_stack(placements[1], wo, out)
     for placement, kernel in zip(placements, kernels, strict=True):
         check_shards(placement, recipe, rows, kernel, "kn")
-    partial = partial_sum_axes(placements[1])
-    dtype = jnp.float32 if partial else preferred_element_type
+    partial_axes = partial_sum_axes(placements[1])
+    dtype = jnp.float32 if partial_axes else preferred_element_type
     called = called_as("layernorm_mlp", sharding)
     options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
-    biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
+    biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial_axes)
     gamma, beta = whole_scales("layernorm_mlp", placements[0], gamma, beta)
     (wi, wo), (bi, bo) = kernels, biases
     arrays = MlpArrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
     arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
     context = context_of(recipe, sizes, seed, 0)
     y, new_state = in_reverse("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)
-    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    y = summed_result(y, partial_axes, recipe, x, preferred_element_type)
     y = out_of_blocks(placements[1], y, out)
     return y if state is None else (y, new_state)

@@ -15,7 +15,7 @@ from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed, check_
 from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.dispatch.backends import BackendNames
-from octavo_jax.moe.moves import Served, route_for
+from octavo_jax.moe.row_functions import DeviceAndBackends, route_for
 from octavo_jax.remat.checkpoint_names import name_array
 from octavo_jax.sharding.conflicts import check_whole
 
@@ -97,7 +97,7 @@ def arranged(
     check_fixed(tokens, "experts")
     if tokens * k >= _MAX_ROWS:
         raise ValueError(f"{tokens} tokens with {k} choices are 2^31 rows or more; route fewer tokens at once")
-    route = route_for(num_experts, Served.of(experts, backend))
+    route = route_for(num_experts, DeviceAndBackends.of(experts, backend))
     sizes, order, position, taken = (route or _sorted)(experts, num_experts)
     order, position = named(order, checkpoint_name), named(position, checkpoint_name)
     if rows is not None and rows < tokens * k:

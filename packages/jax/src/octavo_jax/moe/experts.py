@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.activations import check_activation
 from octavo_jax.linear.arguments import as_array
 from octavo_jax.mlp.autograd import MlpArrays
-from octavo_jax.mlp.call import MlpOptions, resolved
+from octavo_jax.mlp.call import MlpOptions, resolve_call
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
 from octavo_jax.moe.arrangement import Routing, check_routing
 from octavo_jax.moe.layer.autograd import MoeArrays, octavo_moe
@@ -91,11 +90,11 @@ def routed_mlp(
         room=room,
     )
     out_dtype = element_type(preferred_element_type, x.dtype)
-    of_experts = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
+    mlp_arrays = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
     if composes(sharding, x, wo):
         check_kept_whole(form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,")
-        return _composed(x, routing, of_experts, weights_on, out_dtype, options)
-    call = resolved(of_experts, routing.group_sizes, options, len(routing.order))
+        return _composed(x, routing, mlp_arrays, weights_on, out_dtype, options)
+    call = resolve_call(mlp_arrays, routing.group_sizes, options, len(routing.order))
     plan = moe_plan_of(call.mlp, form, weight_codes, weights_on, out_dtype)
     a = call.arrays
     arrays = MoeArrays(a.x, routing.weights, a.wi, a.wo, a.bi, a.bo)
@@ -154,17 +153,21 @@ def check_experts(x: Array, weights_on: WeightsOn) -> None:
 class LocalExperts:
     """The experts of one device, and how rows go through them.
 
-    wi, wo       [G, K, C] and [G, F, N]
-    weights_on   as in `routed_mlp`
-    out_dtype    of y
-    options      the other keywords of `routed_mlp`
+    wi, wo, bi, bo                   [G, K, C], [G, F, N], [G, C] and [G, N]
+    weights_on, form, weight_codes   as in `routed_mlp`
+    out_dtype                        of y
+    options                          of both layers; fc2's result has no dtype of its own
     """
 
     wi: Array
     wo: Array
+    bi: Array | None
+    bo: Array | None
     weights_on: WeightsOn
+    form: Form
+    weight_codes: WeightCodes
     out_dtype: DTypeLike
-    options: Mapping[str, Any]
+    options: MlpOptions
 
     @property
     def number(self) -> int:
@@ -173,25 +176,45 @@ class LocalExperts:
 
     def routed(self, x: Array, routing: Routing) -> tuple[Array, States | None]:
         """`routed_mlp`: y [T, N] of tokens, and the new state or None."""
+        options = self.options
         result = routed_mlp(
             x,
             routing,
             self.wi,
             self.wo,
+            activation=options.activation,
+            recipe=options.recipe,
             weights_on=self.weights_on,
+            bi=self.bi,
+            bo=self.bo,
+            seed=options.seed,
+            state=options.state,
+            checkpoint_name=options.checkpoint_name,
+            output_checkpoint_names=options.output_checkpoint_names,
             preferred_element_type=self.out_dtype,
-            **self.options,
+            sharding=options.sharding,
+            form=self.form,
+            weight_codes=self.weight_codes,
+            backend=options.backend,
+            room=options.room,
         )
         return self._with_state(result)
 
     def grouped(self, rows: Array, group_sizes: Array, probs: Array | None) -> tuple[Array, States | None]:
         """`octavo_jax.grouped_mlp` of rows that are sorted by expert, and the new state or None."""
-        options = {**self.options}
-        form, weight_codes = check_form(options.pop("form")), check_weight_codes(options.pop("weight_codes"))
-        check_kept_whole(form, weight_codes, "rows of a ragged exchange")
-        scales = None if options["bo"] is None else probs
-        experts = rows, self.wi, self.wo, group_sizes
-        return self._with_state(grouped_mlp(*experts, probs=probs, bo_scales=scales, **options))
+        check_kept_whole(self.form, self.weight_codes, "rows of a ragged exchange")
+        result = grouped_mlp(
+            rows,
+            self.wi,
+            self.wo,
+            group_sizes,
+            probs=probs,
+            bi=self.bi,
+            bo=self.bo,
+            bo_scales=None if self.bo is None else probs,
+            **self.options._asdict(),
+        )
+        return self._with_state(result)
 
     def _with_state(self, result: Any) -> tuple[Array, States | None]:
-        return (result, None) if self.options["state"] is None else result
+        return (result, None) if self.options.state is None else result

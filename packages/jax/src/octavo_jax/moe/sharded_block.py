@@ -11,7 +11,7 @@ from octavo_jax.arrays.varying import varying_axes
 from octavo_jax.layouts.probe import probed_beside
 from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import shared_states
-from octavo_jax.moe.local_block import BlockArrays, Body, Result
+from octavo_jax.moe.local_block import BlockArrays, BlockResult, MoeBlock
 from octavo_jax.moe.routing import RouterStats
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
@@ -26,43 +26,43 @@ _Names = tuple[str, ...]
 P: Any = PartitionSpec  # JAX leaves it untyped
 
 
-def over_mesh(body: Body, a: BlockArrays) -> Result:
-    """`body` on each device's part of `a`. The first axis of x is cut along `body.token_axes`, experts along ep,
+def run_over_mesh(block: MoeBlock, a: BlockArrays) -> BlockResult:
+    """`block` on each device's part of `a`. The first axis of x is cut along `block.token_axes`, experts along ep,
     the kernels' other axes as by `octavo_jax.grouped_mlp`.
 
     Raises ValueError where no mesh is in scope, an axis is missing, or a length does not divide.
     """
-    assert body.sharding is not None
-    placement = Placement(body.sharding, mesh_of(a), ())
+    assert block.sharding is not None
+    placement = Placement(block.sharding, mesh_of(a), ())
     if placement.route == "manual":
-        return body.run(a)
+        return block.run(a)
     _check_axes(placement)
-    tokens = placement.free_among(body.token_axes)
-    experts = placement.free_among(body.sharding.names("ep"))
+    tokens = placement.free_among(block.token_axes)
+    experts = placement.free_among(block.sharding.names("ep"))
     sharing = tuple(name for name in placement.free if name not in experts)
-    idle = tuple(name for name in placement.free if name not in body.sharding.every and placement.size((name,)) > 1)
-    specs = _specs(body, placement, a, tokens, experts, sharing)
+    idle = tuple(name for name in placement.free if name not in block.sharding.every and placement.size((name,)) > 1)
+    specs = _specs(block, placement, a, tokens, experts, sharing)
     _check_lengths(placement, a, specs)
-    a, given = _placed(a, specs, placement), a.state
+    a, given_state = _placed(a, specs, placement), a.state
     if a.seed is not None:
         a = a._replace(seed=seed_words(a.seed))
     if a.state is not None:
-        a = a._replace(state=shared_states.lent(a.state, placement.size(sharing), placement.mesh, specs.state))
+        a = a._replace(state=shared_states.copied(a.state, placement.size(sharing), placement.mesh, specs.state))
 
-    def part(a: BlockArrays) -> Result:
-        result = body.run(a._replace(state=shared_states.own(a.state)))
+    def local(a: BlockArrays) -> BlockResult:
+        result = block.run(a._replace(state=shared_states.local_copy(a.state)))
         y, stats = differentiated_once((result.y, result.stats), idle)
-        return Result(y, stats, shared_states.as_copy(result.state))
+        return BlockResult(y, stats, shared_states.with_copy_axis(result.state))
 
-    dropped = None if body.exchange.rows is None or not body.sharding.ep else P()
+    dropped = None if block.exchange.rows is None or not block.sharding.ep else P()
     # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
-    result = run(placement, part, (a,), (specs,), Result(P(tokens), RouterStats(P(), P(), dropped), specs.state))
+    result = run(placement, local, (a,), (specs,), BlockResult(P(tokens), RouterStats(P(), P(), dropped), specs.state))
     y = _probed_beside(result.y, a, specs, placement)
-    state = placed_as(given, shared_states.merged(result.state, placement.mesh, specs.state))
-    return _not_differentiated_nested(Result(y, result.stats, state), a, placement)
+    state = placed_as(given_state, shared_states.largest_of_copies(result.state, placement.mesh, specs.state))
+    return _not_differentiated_nested(BlockResult(y, result.stats, state), a, placement)
 
 
-def _not_differentiated_nested(result: Result, a: BlockArrays, placement: Placement) -> Result:
+def _not_differentiated_nested(result: BlockResult, a: BlockArrays, placement: Placement) -> BlockResult:
     """`result`; TypeError for its derivative inside a caller's shard_map that cuts `a` and checks types.
 
     JAX finds no types for the derivative of one shard_map without such checks inside one with them, nor places for the
@@ -90,8 +90,8 @@ def _probed_beside(y: Any, a: BlockArrays, specs: BlockArrays, placement: Placem
     return probed_beside(y, tuple(one for one, _ in pairs), tuple(wanted for _, wanted in pairs)) if pairs else y
 
 
-def devices_sharing_experts(sharding: MeshAxes | None) -> int:
-    """Devices along those axes of ep that the caller is manual over: it gives each of them its own experts."""
+def manual_expert_shards(sharding: MeshAxes | None) -> int:
+    """How many shards of the experts the caller has made: the devices along those axes of ep that it is manual over."""
     if sharding is None:
         return 1
     placement = Placement(sharding, mesh_of(), ())
@@ -99,10 +99,10 @@ def devices_sharing_experts(sharding: MeshAxes | None) -> int:
 
 
 def _specs(
-    body: Body, placement: Placement, a: BlockArrays, tokens: _Names, experts: _Names, sharing: _Names
+    block: MoeBlock, placement: Placement, a: BlockArrays, tokens: _Names, experts: _Names, sharing: _Names
 ) -> BlockArrays:
     """PartitionSpecs of the arrays that are there; `sharing`: axes whose devices have the same experts."""
-    fc1, fc2 = mlp_placements(placement, body.activation)
+    fc1, fc2 = mlp_placements(placement, block.activation)
     assert fc1 is not None
     assert fc2 is not None
 
@@ -116,7 +116,7 @@ def _specs(
         router=P(),
         wi=kernel(fc1),
         wo=kernel(fc2),
-        bi=P(experts, fc1.free_among(body.sharding.names("tp") if body.sharding else ())),
+        bi=P(experts, fc1.free_among(block.sharding.names("tp") if block.sharding else ())),
         bo=P(experts),
         seed=P(),
         state=None if a.state is None else shared_states.copy_specs(a.state, sharing, experts),

@@ -30,7 +30,7 @@ from octavo_jax.moe.layer.recomputed import Recomputed
 from octavo_jax.moe.layer.residuals import MoeResiduals, RowOrder, kept_kernel, without_sizes
 from octavo_jax.moe.layer.tokens import Tokens, gathered_rows, gathers, quantize_tokens, quantizes_tokens
 from octavo_jax.moe.permutation import (
-    Saved,
+    PermutationResiduals,
     row_of,
     rows_gradient,
     sum_of_choices,
@@ -59,8 +59,8 @@ class MoeArrays(NamedTuple):
 
 
 def _forward(
-    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States, context: Context
-) -> tuple[tuple[Array, States], Intermediates, Array]:
+    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States | None, context: Context
+) -> tuple[tuple[Array, States | None], Intermediates, Array]:
     """((y, states), the experts' intermediate arrays, their results)."""
     tokens = Tokens(a.x, *row_order)
     rows = tokens.rows()
@@ -71,14 +71,14 @@ def _forward(
     (results, states), intermediates = mlp_autograd.forward(plan.forward_mlp, arrays, states, context, x1, gathered)
     end = end_of(context.group_sizes)
     if plan.weights_on == "output":
-        y = weighted_sum(results, a.weights, row_order.position, end, plan.out_dtype, plan.moves)
+        y = weighted_sum(results, a.weights, row_order.position, end, plan.out_dtype, plan.row_functions)
     else:
-        y = sum_of_choices(results, row_order.position, end, plan.out_dtype, plan.moves)
+        y = sum_of_choices(results, row_order.position, end, plan.out_dtype, plan.row_functions)
     return (y, states), intermediates, results
 
 
 def _x_of_tokens(
-    plan: MoePlan, rows: Array, tokens: Tokens, states: States, context: Context
+    plan: MoePlan, rows: Array, tokens: Tokens, states: States | None, context: Context
 ) -> ComputedOperand | None:
     """fc1's x, quantized from the tokens; None if it is quantized from its rows, because something reads these."""
     fc1 = plan.forward_mlp.fc1
@@ -90,13 +90,15 @@ def _x_of_tokens(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _moe(plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States, context: Context) -> tuple[Array, States]:
+def _moe(
+    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States | None, context: Context
+) -> tuple[Array, States | None]:
     return _forward(plan, a, row_order, states, context)[0]
 
 
 def moe_with_residuals(
-    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States, context: Context
-) -> tuple[tuple[Array, States], MoeResiduals]:
+    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States | None, context: Context
+) -> tuple[tuple[Array, States | None], MoeResiduals]:
     """The layer's result, and what its backward pass reads."""
     plan = plan.for_training()
     result, intermediates, results = _forward(plan, a, row_order, states, context)
@@ -127,7 +129,9 @@ def moe_with_residuals(
     )
 
 
-def _moe_bwd(_: MoePlan, kept: MoeResiduals, cotangents: tuple[Array, States]) -> tuple[MoeArrays, None, States, None]:
+def _moe_bwd(
+    _: MoePlan, kept: MoeResiduals, cotangents: tuple[Array, States | None]
+) -> tuple[MoeArrays, None, States | None, None]:
     dy, later_states = cotangents
     plan = kept.plan
     if plan.form != "keep_all" or plan.weight_codes == "remake":
@@ -135,10 +139,12 @@ def _moe_bwd(_: MoePlan, kept: MoeResiduals, cotangents: tuple[Array, States]) -
         kept, dy = lax.optimization_barrier((kept, dy))  # type: ignore[no-untyped-call]
     (order, position), end = kept.row_order, end_of(kept.context.group_sizes)
     recomputed = Recomputed(kept)
-    saved = Saved(order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), recomputed.results, kept.weights)
+    saved = PermutationResiduals(
+        order, position, end, jnp.zeros(0, plan.mlp.fc2.y_dtype), recomputed.results, kept.weights
+    )
     dy_operands = None
     if plan.weights_on == "output":
-        drows, dweights = weighted_gradients(saved, dy, plan.moves)
+        drows, dweights = weighted_gradients(saved, dy, plan.row_functions)
     else:
         drows, dweights = rows_gradient(saved, dy), None
         dy_operands = recomputed.dy_operands(Tokens(in_dtype(dy, plan.mlp.fc2.y_dtype), order, position))
@@ -147,7 +153,7 @@ def _moe_bwd(_: MoePlan, kept: MoeResiduals, cotangents: tuple[Array, States]) -
         assert gradients.probs is not None
         of_rows = gradients.probs if gradients.bo_scales is None else gradients.probs + gradients.bo_scales
         dweights = row_of(of_rows, position, end)
-    dx = sum_of_choices(gradients.x, position, end, gradients.x.dtype, plan.moves)
+    dx = sum_of_choices(gradients.x, position, end, gradients.x.dtype, plan.row_functions)
     return MoeArrays(dx, dweights, gradients.wi, gradients.wo, gradients.bi, gradients.bo), None, states, None
 
 
@@ -157,7 +163,7 @@ _moe.defvjp(moe_with_residuals, _moe_bwd)
 # One compiled call for eager users; inside their own jit it is a nested one of the same name.
 @partial(jax.jit, static_argnums=0)
 def octavo_moe(
-    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States, context: Context
-) -> tuple[Array, States]:
+    plan: MoePlan, a: MoeArrays, row_order: RowOrder, states: States | None, context: Context
+) -> tuple[Array, States | None]:
     """The differentiable call with everything static in `plan`."""
     return _moe(plan, a, row_order, states, context)

@@ -17,7 +17,7 @@ from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.activations import check_activation
 from octavo_jax.mlp.autograd import MlpArrays, States
-from octavo_jax.mlp.call import MlpOptions, resolved
+from octavo_jax.mlp.call import MlpOptions, resolve_call
 from octavo_jax.moe.layer.autograd import MoeArrays, moe_with_residuals
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes, check_weights_on
 from octavo_jax.moe.layer.plan import moe_plan_of
@@ -120,7 +120,7 @@ def bytes_kept(
     sizes: dict[str, int] = {}
 
     def trace() -> None:
-        states: States = None
+        states: States | None = None
         if isinstance(recipe, DelayedScaling):
             states = init_delayed(recipe, experts), init_delayed(recipe, experts)
         seed = None if recipe is None or not recipe.stochastic else jnp.zeros(2, jnp.uint32)
@@ -128,7 +128,7 @@ def bytes_kept(
         wi = jnp.zeros((experts, width, hidden * (2 if name in GATED else 1)), dtype)
         wo = jnp.zeros((experts, hidden, shape.out_features or width), dtype)
         given = MlpArrays(jnp.zeros((tokens, width), dtype), None, None, wi, wo, None, None, None)
-        call = resolved(given, jnp.zeros(experts, jnp.int32), options, rows)
+        call = resolve_call(given, jnp.zeros(experts, jnp.int32), options, rows)
         plan = moe_plan_of(call.mlp, form, weight_codes, weights_on, jnp.dtype(dtype))
         arrays = MoeArrays(call.arrays.x, jnp.zeros((tokens, k), jnp.float32), wi, wo, None, None)
         row_order = RowOrder(jnp.zeros(rows, jnp.int32), jnp.zeros((tokens, k), jnp.int32))

@@ -11,7 +11,7 @@ from octavo.recipe_base import Gemm
 from octavo_jax.memo import Identities
 from octavo_jax.mlp.plan import Mlp, mlp_of
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
-from octavo_jax.moe.moves import Moves, Served, moves_for
+from octavo_jax.moe.row_functions import DeviceAndBackends, RowFunctions, row_functions_for
 
 _FPROP: tuple[Gemm, ...] = ("fprop",)
 _DGRAD: tuple[Gemm, ...] = ("dgrad",)
@@ -26,7 +26,7 @@ class MoePlan:
     form, weight_codes   what is kept for the backward
     weights_on           what the choices' weights multiply: the experts' results, or what goes into fc2
     out_dtype            of y
-    moves                that sum rows by token, and move them
+    row_functions        sum rows by token, and move them
     """
 
     mlp: Mlp
@@ -34,7 +34,7 @@ class MoePlan:
     weight_codes: WeightCodes
     weights_on: WeightsOn
     out_dtype: DTypeLike
-    moves: Moves
+    row_functions: RowFunctions
 
     def for_training(self) -> MoePlan:
         """The layer with its gradients planned, too."""
@@ -64,8 +64,9 @@ def moe_plan_of(
     mlp: Mlp, form: Form, weight_codes: WeightCodes, weights_on: WeightsOn, out_dtype: DTypeLike
 ) -> MoePlan:
     """The plan with these fields, and with functions that move rows as the caller's mesh allows."""
-    moves = moves_for(mlp.fc2.y_dtype, Served(mlp.fc2.request.device, mlp.fc2.options.backend))
-    return MoePlan(mlp, form, weight_codes, weights_on, out_dtype, moves).known()
+    where = DeviceAndBackends(mlp.fc2.request.device, mlp.fc2.options.backend)
+    functions = row_functions_for(mlp.fc2.y_dtype, where)
+    return MoePlan(mlp, form, weight_codes, weights_on, out_dtype, functions).known()
 
 
 def _quantizing(mlp: Mlp, x: Collection[Gemm], w: Collection[Gemm]) -> Mlp:

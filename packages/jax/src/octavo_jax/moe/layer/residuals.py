@@ -71,7 +71,7 @@ class MoeResiduals:
     bi: Array | None
     bo: Array | None
     context: Context
-    states: States
+    states: States | None
 
 
 def kept_kernel(

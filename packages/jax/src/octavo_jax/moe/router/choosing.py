@@ -1,8 +1,8 @@
 """Which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
 
 Ties go to the lower index. A backend's functions choose where one serves and one device holds the tokens
-(`octavo_jax.moe.moves`); its weights are differentiable once, in reverse. All else is composed of JAX's operations in
-fp32, so that JAX differentiates, maps and shards it.
+(`octavo_jax.moe.row_functions`); its weights are differentiable once, in reverse. All else is composed of JAX's
+operations in fp32, so that JAX differentiates, maps and shards it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.moe.arrangement import counts, named
-from octavo_jax.moe.moves import Choosers, choosers_for
 from octavo_jax.moe.router.checks import check_bias, check_choices, check_logits
 from octavo_jax.moe.router.rule import checked_rule
 from octavo_jax.moe.router.scores import router_scores
+from octavo_jax.moe.row_functions import Choosers, choosers_for
 from octavo_jax.sharding.conflicts import check_whole
 
 _LIFT = np.float32(2**32)

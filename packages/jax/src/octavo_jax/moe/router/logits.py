@@ -67,8 +67,8 @@ def _gradients(tokens: Array, router: Array, dy: Array) -> tuple[Array, Array]:
     left, right = _parts_of(dy), _parts_of(router)
     # of two matrices in three parts each the pairs below 2^-24 of the product are left out
     pairs = [(one, other) for i, one in enumerate(left) for j, other in enumerate(right) if i + j < _PARTS]
-    of_dy, of_router = (jnp.concatenate(side, 1) for side in zip(*pairs, strict=True))
-    dx = _sums(of_dy, [of_router], 1, 1)
+    of_dy, router_fields = (jnp.concatenate(side, 1) for side in zip(*pairs, strict=True))
+    dx = _sums(of_dy, [router_fields], 1, 1)
     drouter = _added_up(_sums(tokens, left, 0, 0), router.shape[1])
     return dx.astype(tokens.dtype), drouter.astype(router.dtype)
 
