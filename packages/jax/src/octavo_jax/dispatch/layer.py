@@ -22,7 +22,7 @@ from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of, multiprocessors_of
 from octavo_jax.dispatch.room import Room, check_room, leaving
-from octavo_jax.layouts.moves import Called
+from octavo_jax.layouts.moves import CalledFunction
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import GemmRequest, LayerPlan, QuantizePlan, QuantizeRequest, Weight
@@ -33,7 +33,7 @@ from octavo_registry.contract.weights import readers
 Some = TypeVar("Some", bound=Bound[Any])
 
 HIGH_PRECISION = HighPrecision()
-A_LAYER = Called("a layer")
+A_LAYER = CalledFunction("a layer")
 
 
 class LayerOptions(NamedTuple):
@@ -51,7 +51,7 @@ class LayerOptions(NamedTuple):
     checkpoint_name: str | None
     output_checkpoint_name: str | None
     backend: str | tuple[str, ...] | None
-    called: Called
+    called: CalledFunction
     room: Room | None
 
     @classmethod
@@ -62,7 +62,7 @@ class LayerOptions(NamedTuple):
         checkpoint_name: str | None = None,
         output_checkpoint_name: str | None = None,
         backend: BackendNames = None,
-        called: Called = A_LAYER,
+        called: CalledFunction = A_LAYER,
         room: Room | None = None,
     ) -> LayerOptions:
         """The options that the arguments of a public function give; ValueError for a bad name or a bad Room."""
@@ -243,9 +243,9 @@ class _Dtypes(NamedTuple):
         if placement is None:
             return own
         return own._replace(
-            y="float32" if placement.sums("i") else own.y,
-            dx="float32" if placement.sums("o") else own.dx,
-            dw="float32" if placement.sums_blocks else own.dw,
+            y="float32" if placement.is_summed_over("i") else own.y,
+            dx="float32" if placement.is_summed_over("o") else own.dx,
+            dw="float32" if placement.sums_data_blocks else own.dw,
         )
 
 
@@ -255,7 +255,7 @@ def _sides(asked: LayerRequest) -> tuple[int, int, int]:
     placement = asked.placement
     if placement is None:
         return groups, k, n
-    groups = placement.gemm_size("g", groups) // placement.count("e")
+    groups = placement.gemm_size("g", groups) // placement.block_count("e")
     return groups, placement.gemm_size("k", k), placement.gemm_size("n", n)
 
 

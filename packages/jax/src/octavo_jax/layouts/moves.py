@@ -31,7 +31,7 @@ class MoveWarning(UserWarning):
     """
 
 
-class Called(NamedTuple):
+class CalledFunction(NamedTuple):
     """The names that messages give to a layer and its arguments, and what happens to arrays that have to move.
 
     function          the public function that was called

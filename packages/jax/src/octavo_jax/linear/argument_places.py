@@ -12,12 +12,12 @@ from jax.sharding import AxisType, PartitionSpec
 
 from octavo.caller import place_of_caller
 from octavo_jax.arrays.sizes import GroupSizes
-from octavo_jax.layouts.moves import Called, Move
+from octavo_jax.layouts.moves import CalledFunction, Move
 from octavo_jax.layouts.probe import move_of_array
 from octavo_jax.layouts.shares import entries_of, spelled
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
-from octavo_jax.sharding.placement_of_call import wanted_of
+from octavo_jax.sharding.placement_of_call import wanted_placement
 from octavo_registry import Weight
 
 UNKNOWN = "traced, so that its place is not known before XLA partitions the program"
@@ -32,7 +32,7 @@ class ArgumentPlaces(NamedTuple):
     @classmethod
     def of(
         cls,
-        called: Called,
+        called: CalledFunction,
         placement: Placement | None,
         weight: Weight,
         x: Array,
@@ -50,10 +50,12 @@ class ArgumentPlaces(NamedTuple):
         return cls(MappingProxyType(placed), tuple(move for move in moves if move is not None))
 
 
-def _move(called: Called, placement: Placement | None, name: str, array: Any, spec: PartitionSpec) -> Move | None:
+def _move(
+    called: CalledFunction, placement: Placement | None, name: str, array: Any, spec: PartitionSpec
+) -> Move | None:
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
         return None
-    wanted = wanted_of(called, placement, name, array, spec, place_of_caller())
+    wanted = wanted_placement(called, placement, name, array, spec, place_of_caller())
     return None if wanted is None else move_of_array(array, wanted)
 
 

@@ -19,7 +19,7 @@ from octavo_jax.functions.activations import (
 )
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
-from octavo_jax.linear.operands import Context, GemmOperand, holds_rows, quantize_operand, wgrad_x
+from octavo_jax.linear.operands import Context, GemmOperand, has_local_rows, quantize_operand, wgrad_x
 from octavo_jax.linear.products import bias_gradient
 from octavo_jax.linear.two_forms import Quantized, named
 from octavo_jax.quantizers.derivatives import undifferentiated
@@ -125,7 +125,7 @@ def _quantized(
 
 def _is_cut(layer: Layer, letter: Letter) -> bool:
     """Whether a mesh cuts the features. Then nothing is fused: the quantizer alone can combine amaxes over shards."""
-    return layer.placement is not None and layer.placement.cuts(letter)
+    return layer.placement is not None and layer.placement.is_cut(letter)
 
 
 def normalized_operand(
@@ -168,7 +168,7 @@ def activated_operand(
 
 def plain_activation(quantizer: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
     """activation(x) times the probabilities, not quantized."""
-    if quantizer.values is None or not holds_rows(layer, "x"):
+    if quantizer.values is None or not has_local_rows(layer, "x"):
         plain: Array = octavo_activation(x, quantizer.probs, activation=quantizer.activation)
         return plain
     x, probs = jax.tree.map(once_differentiated, (x, quantizer.probs))
@@ -199,7 +199,7 @@ def activation_gradient_operand(
         dbias = None if bias is None or extras.dbias is None else extras.dbias.astype(bias.dtype)
         return GradientOperand(operand, dbias, _dprobs(quantizer, dy, x, extras.dprobs), None)
     probs, activation = quantizer.probs, quantizer.activation
-    if quantizer.values is not None and holds_rows(layer, "dy"):
+    if quantizer.values is not None and has_local_rows(layer, "dy"):
         wanted = ("activated", *(("dprobs",) if probs is not None else ()), *(("forward",) if wants_forward else ()))
         *arrays, probs = jax.tree.map(once_differentiated, (dy, x, probs))
         extras = quantizer.values(*arrays, context.group_sizes, probs=probs, wanted=wanted)

@@ -18,7 +18,7 @@ from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes, called_as
+from octavo_jax.sharding.axes import MeshAxes, called_function
 from octavo_jax.sharding.dense import out_of_blocks
 from octavo_jax.sharding.manual import summed_result
 
@@ -56,7 +56,7 @@ def dense(
     """
     recipe, x = as_recipe(recipe), as_array("x", x)
     names = checkpoint_name, output_checkpoint_name
-    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_as("dense", sharding), room)
+    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_function("dense", sharding), room)
     operands = dense_operands("dense", options, x, kernel, bias, state, contracting_dims, sharding)
     context = context_of(recipe, operands.group_sizes, seed, 0)
     y, new_state = run_layer(

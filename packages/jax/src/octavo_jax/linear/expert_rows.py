@@ -46,7 +46,7 @@ class ExpertRows(NamedTuple):
             )
         check_axes(sharding, mesh.axis_names)
         placement = Placement(sharding, mesh, ())
-        experts = placement.size(placement.free_among(sharding.names("ep")))
+        experts = placement.shard_count(placement.non_manual(sharding.names("ep")))
         if experts == 1:
             return cls(None)
         rows, groups = x.shape[0], np.shape(group_sizes)[0]

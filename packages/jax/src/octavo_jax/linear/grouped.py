@@ -20,7 +20,7 @@ from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fi
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
+from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
 from octavo_jax.sharding.explicit import placed_as, placed_layer
 from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
@@ -93,7 +93,7 @@ def grouped_dense(
     Raises ValueError for arguments that do not fit, NoBackendError when no installed backend serves them (`octavo why`
     prints the same table).
     """
-    recipe, sharding = as_recipe(recipe), in_force(sharding)
+    recipe, sharding = as_recipe(recipe), roles_in_force(sharding)
     x, kernel = as_array("x", x), as_array("kernel", kernel)
     bias = None if bias is None else as_array("bias", bias)
     weight = grouped_weight(contracting_dims, x.ndim)
@@ -110,7 +110,7 @@ def grouped_dense(
     check_shards(placement, recipe, x, kernel, weight)
     beside = {"group_sizes": group_sizes, "bias": bias, "state": state}
     check_has_roles("grouped_dense", sharding, x=x, kernel=kernel, **beside)
-    partial, called = partial_sum_axes(placement), called_as("grouped_dense", sharding)
+    partial, called = partial_sum_axes(placement), called_function("grouped_dense", sharding)
     dtype = jnp.float32 if partial else preferred_element_type
     options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called, room)
     layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)

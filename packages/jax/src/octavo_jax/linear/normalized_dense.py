@@ -25,7 +25,7 @@ from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.linear.normalized_autograd import NormalizedDenseArrays, norm_layer_of, octavo_layernorm_dense
 from octavo_jax.quantizers.derivatives import in_reverse
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
+from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.dense import out_of_blocks, whole_scales
 from octavo_registry.contract.cards import Norm
 
@@ -66,12 +66,12 @@ def layernorm_dense(
     """
     recipe, x = as_recipe(recipe), as_array("x", x)
     spec = check_norm(norm, epsilon, x, gamma, beta)
-    roles = in_force(sharding)
+    roles = roles_in_force(sharding)
     if roles is not None and roles.tp is not None and roles.tp_dim == "K":
         raise ValueError(
             f"tp={roles.tp!r} has tp_dim='K' and the normalization is over K, which that would cut; give tp_dim='N'"
         )
-    names, called = (checkpoint_name, output_checkpoint_name), called_as("layernorm_dense", sharding)
+    names, called = (checkpoint_name, output_checkpoint_name), called_function("layernorm_dense", sharding)
     options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called, room)
     operands = dense_operands("layernorm_dense", options, x, kernel, bias, state, contracting_dims, sharding)
     axes, placement = operands.axes, operands.placement

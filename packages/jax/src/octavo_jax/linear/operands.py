@@ -22,7 +22,7 @@ from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
-from octavo_jax.sharding.quantizers import owns_rows, quantize_kernel, quantize_rows
+from octavo_jax.sharding.quantizers import CodesAndAmax, quantize_kernel, quantize_rows, rows_are_local
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.weights import readers
@@ -63,9 +63,9 @@ class Context(NamedTuple):
         return QuantizerArguments(seed, operand, self.group_offset, None if history is None else history.scale)
 
 
-def holds_rows(layer: Layer, operand: Operand) -> bool:
+def has_local_rows(layer: Layer, operand: Operand) -> bool:
     """Whether every row of x, or of dy, is on one device with all of its features."""
-    return layer.placement is None or owns_rows(layer.placement, "i" if operand == "x" else "o")
+    return layer.placement is None or rows_are_local(layer.placement, "i" if operand == "x" else "o")
 
 
 def quantize_operand(
@@ -106,11 +106,13 @@ def quantize_operand(
 
 def _quantize_shards(
     plan: QuantizePlan, layer: Layer, x: Array, sizes: Array | None, arguments: QuantizerArguments
-) -> tuple[GroupedTensor, Array | None]:
+) -> CodesAndAmax:
     """Rows, or a kernel if `sizes` is None, quantized on a mesh: in the plain layout if the mesh cuts the operand."""
     placement = layer.placement
     assert placement is not None
-    cut = placement.cuts("g", "k", "n") if sizes is None else placement.cuts("i" if arguments.operand == "x" else "o")
+    cut = (
+        placement.is_cut("g", "k", "n") if sizes is None else placement.is_cut("i" if arguments.operand == "x" else "o")
+    )
     plan = in_plain_layouts(plan, layer.options.backend) if cut else plan
     if sizes is None:
         return quantize_kernel(placement, plan, x, layer.plan.fprop.request.weight, arguments)

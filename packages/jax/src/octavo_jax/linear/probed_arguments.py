@@ -17,7 +17,7 @@ from octavo_jax.layouts.probe import probed
 from octavo_jax.linear.operands import Context, GemmOperand
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Letter
-from octavo_jax.sharding.placement_of_call import wanted_of
+from octavo_jax.sharding.placement_of_call import wanted_placement
 
 Some = TypeVar("Some", bound=GemmOperand | None)
 
@@ -76,5 +76,5 @@ class ProbedArguments(NamedTuple):
     def _probed(self, name: str, array: Some, spec: PartitionSpec) -> Some:
         if not isinstance(array, Array):
             return array
-        wanted = wanted_of(self.layer.options.called, self.layer.placement, name, array, spec, self.place)
+        wanted = wanted_placement(self.layer.options.called, self.layer.placement, name, array, spec, self.place)
         return array if wanted is None else probed(array, wanted)  # type: ignore[return-value]

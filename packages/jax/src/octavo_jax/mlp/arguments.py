@@ -94,7 +94,7 @@ def mlp_placements(placement: Placement | None, activation: Activation) -> Place
             f"tp_dim is {axes.tp_dim!r}; an MLP's first layer is column-parallel and its second row-parallel, so leave "
             "tp_dim at 'N'"
         )
-    free = placement.free_among(placement.several("o"))
+    free = placement.non_manual(placement.cutting_axes("o"))
     if free and activation in GATED:
         raise ValueError(
             f"tp={axes.tp!r} cuts wi's columns and {activation} multiplies columns F apart, a gate and its partner, so "

@@ -18,7 +18,7 @@ from octavo_jax.linear.operands import Context
 from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp
 from octavo_jax.mlp.autograd import MlpArrays, States
 from octavo_jax.mlp.plan import Mlp, OutputNames, mlp_for
-from octavo_jax.sharding.axes import MeshAxes, called_as
+from octavo_jax.sharding.axes import MeshAxes, called_function
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
 from octavo_jax.sharding.manual import on_first, partial_sum_axes
 from octavo_jax.sharding.placement_of_call import placement_of
@@ -82,7 +82,7 @@ def resolve_call(a: MlpArrays, group_sizes: GroupSizes, options: MlpOptions, row
         check_shards(placement, recipe, x, kernel, "kn")
     partial_axes = partial_sum_axes(placements[1])
     dtype = jnp.float32 if partial_axes else options.preferred_element_type
-    called = called_as("grouped_mlp", sharding)
+    called = called_function("grouped_mlp", sharding)
     layer_options = LayerOptions.of(recipe, dtype, options.checkpoint_name, None, options.backend, called, options.room)
     mlp = mlp_for(layer_options, options.output_checkpoint_names, a.x, wi, wo, options.activation, None, placements)
     a, state, sizes = placed_mlp(placements, a._replace(bo=on_first(a.bo, partial_axes)), options.state, sizes)

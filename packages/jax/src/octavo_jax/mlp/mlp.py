@@ -45,7 +45,7 @@ from octavo_jax.mlp.autograd import MlpArrays, States, octavo_mlp
 from octavo_jax.mlp.call import MlpOptions, resolve_call
 from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
+from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_shards
 from octavo_jax.sharding.dense import (
     as_row,
@@ -119,7 +119,7 @@ def grouped_mlp(
     serves them.
     """
     recipe, x, wi, wo = as_recipe(recipe), as_array("x", x), as_array("wi", wi), as_array("wo", wo)
-    name, sharding = check_activation(activation), in_force(sharding)
+    name, sharding = check_activation(activation), roles_in_force(sharding)
     if wi.ndim != 3:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
     check_per_row("probs", probs, x.shape[:-1])
@@ -201,7 +201,7 @@ def layernorm_mlp(
         check_shards(placement, recipe, rows, kernel, "kn")
     partial_axes = partial_sum_axes(placements[1])
     dtype = jnp.float32 if partial_axes else preferred_element_type
-    called = called_as("layernorm_mlp", sharding)
+    called = called_function("layernorm_mlp", sharding)
     options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
     biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial_axes)

@@ -25,7 +25,7 @@ from octavo_jax.moe.local_block import BlockArrays, BlockResult, MoeBlock
 from octavo_jax.moe.router.checks import check_bias
 from octavo_jax.moe.router.rule import RULE, checked_rule
 from octavo_jax.moe.sharded_block import manual_expert_shards, run_over_mesh
-from octavo_jax.sharding.axes import MeshAxes, in_force
+from octavo_jax.sharding.axes import MeshAxes, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles
 from octavo_registry.contract.cards import Activation
 
@@ -178,7 +178,7 @@ def check_block_arguments(
             f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E], with K and E "
             "of one or more"
         )
-    sharding = in_force(sharding)
+    sharding = roles_in_force(sharding)
     check_has_roles("moe_mlp", sharding, x=x, router=router, wi=wi, wo=wo, bi=bi, bo=bo)
     experts = router.shape[1] // manual_expert_shards(sharding)
     if wi.ndim != 3 or wi.shape[0] != experts:

@@ -26,7 +26,7 @@ from octavo_jax.moe.layer.plan import moe_plan_of
 from octavo_jax.moe.layer.residuals import RowOrder
 from octavo_jax.moe.permutation import check_tokens, combine, permute, row_weights
 from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.sharding.axes import MeshAxes, in_force
+from octavo_jax.sharding.axes import MeshAxes, roles_in_force
 from octavo_jax.sharding.placement import Placement, mesh_of
 from octavo_registry.contract.cards import Activation
 
@@ -75,7 +75,7 @@ def routed_mlp(
     check_experts(x, weights_on)
     check_tokens(x, routing)
     form, weight_codes = check_form(form), check_weight_codes(weight_codes)
-    sharding = in_force(sharding)
+    sharding = roles_in_force(sharding)
     options = MlpOptions(
         activation=check_activation(activation),
         recipe=as_recipe(recipe),
@@ -130,7 +130,7 @@ def composes(sharding: MeshAxes | None, x: Array, wo: Array) -> bool:
     if sharding is None or not sharding.every:
         return False
     placement = Placement(sharding, mesh_of(x, wo), ())
-    return placement.route != "manual" or bool(placement.size(sharding.names("tp")) > 1)
+    return placement.route != "manual" or bool(placement.shard_count(sharding.names("tp")) > 1)
 
 
 def check_kept_whole(form: Form, weight_codes: WeightCodes, what: str) -> None:

@@ -15,12 +15,12 @@ from octavo_jax.moe.local_block import BlockArrays, BlockResult, MoeBlock
 from octavo_jax.moe.routing import RouterStats
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
-from octavo_jax.sharding.axes import MeshAxes, called_as
+from octavo_jax.sharding.axes import MeshAxes, called_function
 from octavo_jax.sharding.explicit import placed, placed_as
 from octavo_jax.sharding.manual import differentiated_once
 from octavo_jax.sharding.placement import Placement, mesh_of
-from octavo_jax.sharding.placement_of_call import wanted_of
-from octavo_jax.sharding.route import run
+from octavo_jax.sharding.placement_of_call import wanted_placement
+from octavo_jax.sharding.run_on_shards import run_on_shards
 
 _Names = tuple[str, ...]
 P: Any = PartitionSpec  # JAX leaves it untyped
@@ -37,17 +37,21 @@ def run_over_mesh(block: MoeBlock, a: BlockArrays) -> BlockResult:
     if placement.route == "manual":
         return block.run(a)
     _check_axes(placement)
-    tokens = placement.free_among(block.token_axes)
-    experts = placement.free_among(block.sharding.names("ep"))
-    sharing = tuple(name for name in placement.free if name not in experts)
-    idle = tuple(name for name in placement.free if name not in block.sharding.every and placement.size((name,)) > 1)
+    tokens = placement.non_manual(block.token_axes)
+    experts = placement.non_manual(block.sharding.names("ep"))
+    sharing = tuple(name for name in placement.non_manual_axes if name not in experts)
+    idle = tuple(
+        name
+        for name in placement.non_manual_axes
+        if name not in block.sharding.every and placement.shard_count((name,)) > 1
+    )
     specs = _specs(block, placement, a, tokens, experts, sharing)
     _check_lengths(placement, a, specs)
     a, given_state = _placed(a, specs, placement), a.state
     if a.seed is not None:
         a = a._replace(seed=seed_words(a.seed))
     if a.state is not None:
-        a = a._replace(state=shared_states.copied(a.state, placement.size(sharing), placement.mesh, specs.state))
+        a = a._replace(state=shared_states.copied(a.state, placement.shard_count(sharing), placement.mesh, specs.state))
 
     def local(a: BlockArrays) -> BlockResult:
         result = block.run(a._replace(state=shared_states.local_copy(a.state)))
@@ -56,7 +60,9 @@ def run_over_mesh(block: MoeBlock, a: BlockArrays) -> BlockResult:
 
     dropped = None if block.exchange.rows is None or not block.sharding.ep else P()
     # Inside, what is the same on all devices is known by the specs: the statistics are sums over all axes of tokens.
-    result = run(placement, local, (a,), (specs,), BlockResult(P(tokens), RouterStats(P(), P(), dropped), specs.state))
+    result = run_on_shards(
+        placement, local, (a,), (specs,), BlockResult(P(tokens), RouterStats(P(), P(), dropped), specs.state)
+    )
     y = _probed_beside(result.y, a, specs, placement)
     state = placed_as(given_state, shared_states.largest_of_copies(result.state, placement.mesh, specs.state))
     return _not_differentiated_nested(BlockResult(y, result.stats, state), a, placement)
@@ -72,20 +78,20 @@ def _not_differentiated_nested(result: BlockResult, a: BlockArrays, placement: P
         return result
     y, stats = undifferentiated(
         (result.y, result.stats),
-        f"moe_mlp was differentiated inside a jax.shard_map that is manual over {sorted(placement.manual)} and not "
-        f"over {sorted(placement.free)}, with check_vma=True; make it manual over all axes of the mesh, or give it "
-        "check_vma=False and differentiate outside of it",
+        f"moe_mlp was differentiated inside a jax.shard_map that is manual over {sorted(placement.manual_axes)} and "
+        f"not over {sorted(placement.non_manual_axes)}, with check_vma=True; make it manual over all axes of the mesh, "
+        "or give it check_vma=False and differentiate outside of it",
     )
     return result._replace(y=y, stats=stats)
 
 
 def _probed_beside(y: Any, a: BlockArrays, specs: BlockArrays, placement: Placement) -> Any:
     """y with probes of the block's arguments: probed themselves, these would become residuals of their own."""
-    called, place = called_as("moe_mlp", placement.axes), place_of_caller()
+    called, place = called_function("moe_mlp", placement.axes), place_of_caller()
     pairs = [
         (one, wanted)
         for name, one, spec in _by_name(a, specs)
-        if (wanted := wanted_of(called, placement, name, one, spec, place)) is not None
+        if (wanted := wanted_placement(called, placement, name, one, spec, place)) is not None
     ]
     return probed_beside(y, tuple(one for one, _ in pairs), tuple(wanted for _, wanted in pairs)) if pairs else y
 
@@ -95,7 +101,7 @@ def manual_expert_shards(sharding: MeshAxes | None) -> int:
     if sharding is None:
         return 1
     placement = Placement(sharding, mesh_of(), ())
-    return placement.size(tuple(name for name in sharding.names("ep") if name in placement.manual))
+    return placement.shard_count(tuple(name for name in sharding.names("ep") if name in placement.manual_axes))
 
 
 def _specs(
@@ -107,7 +113,7 @@ def _specs(
     assert fc2 is not None
 
     def kernel(one: Placement) -> Any:
-        groups, k, n = (one.free_among(one.axes_of(letter)) for letter in ("g", "k", "n"))
+        groups, k, n = (one.non_manual(one.axes_of(letter)) for letter in ("g", "k", "n"))
         return P(experts + groups, k, n)
 
     specs = BlockArrays(
@@ -116,7 +122,7 @@ def _specs(
         router=P(),
         wi=kernel(fc1),
         wo=kernel(fc2),
-        bi=P(experts, fc1.free_among(block.sharding.names("tp") if block.sharding else ())),
+        bi=P(experts, fc1.non_manual(block.sharding.names("tp") if block.sharding else ())),
         bo=P(experts),
         seed=P(),
         state=None if a.state is None else shared_states.copy_specs(a.state, sharing, experts),
@@ -146,7 +152,7 @@ def _check_lengths(placement: Placement, a: BlockArrays, specs: BlockArrays) -> 
     for name, array, spec in _by_name(a, specs):
         for axis, entry in enumerate(spec):
             names = (entry,) if isinstance(entry, str) else entry or ()
-            shards = placement.size(names)
+            shards = placement.shard_count(names)
             if shards > 1 and (array.ndim < len(spec) + (name == "x") or array.shape[axis] % shards):
                 raise ValueError(
                     f"{name} has shape {list(array.shape)} and the mesh axes {list(names)} cut its axis {axis} into "

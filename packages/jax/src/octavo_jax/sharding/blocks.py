@@ -81,10 +81,10 @@ class Blocks(NamedTuple):
 
     def _position(self, letter: Any, here: int) -> tuple[int, Array | np.uint32]:
         """Blocks along a letter on the whole mesh, and the number of this shard's first."""
-        axes = self.placement.indexed(letter)
+        axes = self.placement.block_axes(letter)
         if not axes:
             return here, np.uint32(0)
-        return here * self.placement.size(axes), lax.axis_index(axes).astype(jnp.uint32) * np.uint32(here)
+        return here * self.placement.shard_count(axes), lax.axis_index(axes).astype(jnp.uint32) * np.uint32(here)
 
 
 def of_expert(tree: Tree, e: int) -> Tree:

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.sharding import specs
-from octavo_jax.sharding.axes import MeshAxes, in_force
+from octavo_jax.sharding.axes import MeshAxes, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_whole
 from octavo_jax.sharding.explicit import explicit_axes, placed
 from octavo_jax.sharding.placement import Letter, Placement
@@ -34,7 +34,7 @@ def matrix_placement(
     role is for groups, no mesh is in scope, or the shards do not divide the first axis of x.
     """
     is_of_model = sharding is None
-    sharding = in_force(sharding)
+    sharding = roles_in_force(sharding)
     check_has_roles(function, sharding, x=x, **operands)
     if sharding is None:
         return None
@@ -53,8 +53,8 @@ def matrix_placement(
             f"{function} was given {sharding!r} and no mesh is in scope, so the number of shards is "
             "unknown; call it under jax.set_mesh(mesh)"
         )
-    axes = placement.free_among(placement.axes_of("f"))
-    shards = placement.size(axes)
+    axes = placement.non_manual(placement.axes_of("f"))
+    shards = placement.shard_count(axes)
     if not axes or (shards == 1 and x.ndim < 2):
         return placement
     if x.ndim < 2 or x.shape[0] % shards:

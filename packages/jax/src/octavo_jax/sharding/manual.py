@@ -21,7 +21,7 @@ from octavo_jax.sharding.placement import Placement
 
 def summed(placement: Placement, x: Array, axes: tuple[str, ...]) -> Array:
     """x summed over those of `axes` that this package made manual itself; over the caller's, JAX's transpose sums."""
-    own = placement.free_among(axes)
+    own = placement.non_manual(axes)
     total: Array = lax.psum(x, own) if own else x  # type: ignore[no-untyped-call]
     return total
 
@@ -30,8 +30,8 @@ def partial_sum_axes(placement: Placement | None) -> tuple[str, ...]:
     """The caller's manual axes over which a layer's y is only a partial sum; () where it is the whole."""
     if placement is None:
         return ()
-    manual = placement.manual
-    return tuple(name for name in placement.several("i") if name in manual)
+    manual = placement.manual_axes
+    return tuple(name for name in placement.cutting_axes("i") if name in manual)
 
 
 def on_first(bias: Array | None, axes: tuple[str, ...]) -> Array | None:

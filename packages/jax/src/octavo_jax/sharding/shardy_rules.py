@@ -67,7 +67,7 @@ def _numbered() -> Iterator[str]:
 
 def _sizes(placement: Placement, dims: list[list[Names]], shapes: list[tuple[int, ...]]) -> dict[str, int]:
     """The size of each letter's factor: the shortest dimension, without the expert blocks in it."""
-    sizes: dict[str, int] = {"e": placement.count("e"), "f": placement.count("f")}
+    sizes: dict[str, int] = {"e": placement.block_count("e"), "f": placement.block_count("f")}
     for names_of, shape in zip(dims, shapes, strict=True):
         for names, length in zip(names_of, shape, strict=True):
             for name in names:

@@ -11,13 +11,13 @@ from octavo.recipe_base import READERS, Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, QuantizedOperand, holds_rows
+from octavo_jax.linear.operands import Context, QuantizedOperand, has_local_rows
 from octavo_jax.linear.two_forms import named
 from octavo_jax.moe.permutation import token_rows
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, with_amax
-from octavo_jax.sharding.quantizers import quantize_own_rows
+from octavo_jax.sharding.quantizers import quantize_local_tokens
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.moves import TokenRows
 
@@ -46,19 +46,19 @@ def quantizes_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, 
 
     False on a mesh, unless each device has whole rows of its own, as inside the caller's shard_map.
     """
-    if plan is None or plan.bound.of_tokens is None or not holds_rows(layer, operand):
+    if plan is None or plan.bound.of_tokens is None or not has_local_rows(layer, operand):
         return False
     return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in gemms)
 
 
 def gathers(layer: Layer, operand: Operand, *gemms: Gemm) -> bool:
     """Whether all these GEMMs gather the operand's rows, in high precision, from the tokens."""
-    return holds_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
+    return has_local_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
 
 
 def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
     """Whether this GEMM gathers the codes of the operand's rows from tokens that are each quantized once."""
-    return holds_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
+    return has_local_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
 
 
 def dy_sources(layer: Layer) -> dict[Gemm, Source]:
@@ -114,7 +114,7 @@ def quantize_tokens(
     if layer.placement is None:
         q, amax = of_tokens(x, context.group_sizes, *choices, amax=history is not None, **arguments.keywords())
     else:
-        q, amax = quantize_own_rows(layer.placement, plan, (x, *choices), context.group_sizes, arguments)
+        q, amax = quantize_local_tokens(layer.placement, plan, (x, *choices), context.group_sizes, arguments)
     if history is None:
         return QuantizedOperand(named(layer, q, operand), None)
     assert amax is not None  # asked for
