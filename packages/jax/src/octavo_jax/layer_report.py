@@ -91,8 +91,8 @@ def explain(
     weight = grouped_weight(contracting_dims, x.ndim)
     check_has_roles("grouped_dense", sharding, x=x, kernel=kernel)
     group_sizes = in_one_array(group_sizes)
-    of_experts = ExpertRows.of(sharding, x, group_sizes)
-    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
+    expert_rows = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = expert_rows.in_blocks("x", x, "i"), expert_rows.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)
     groups, _, _ = check_operands(x, kernel, weight, None, placement)
     blocks = () if placement is None else placement.blocks

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
+from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.operands import Context, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.probed_arguments import ProbedArguments
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.linear.two_forms import Quantized

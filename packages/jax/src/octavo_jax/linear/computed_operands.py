@@ -9,7 +9,8 @@ from jax import Array
 
 from octavo.quantizer import Operand
 from octavo_jax.arithmetic.norm import Normalized, NormGradients
-from octavo_jax.dispatch.fused import Run, Values
+from octavo_jax.arrays.gemm_operands import GemmOperand
+from octavo_jax.dispatch.fused import FusedQuantizer, ValuesFunction
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.activations import (
     octavo_activation,
@@ -19,9 +20,9 @@ from octavo_jax.functions.activations import (
 )
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
-from octavo_jax.linear.operands import Context, GemmOperand, has_local_rows, quantize_operand, wgrad_x
+from octavo_jax.linear.operands import Context, has_local_rows, quantize_operand, wgrad_x
 from octavo_jax.linear.products import bias_gradient
-from octavo_jax.linear.two_forms import Quantized, named
+from octavo_jax.linear.two_forms import Quantized, name_operand
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
@@ -67,8 +68,8 @@ class ActivationQuantizer(NamedTuple):
     probs    [M], by which the activation's result is multiplied; or None
     """
 
-    run: Run | None
-    values: Values | None
+    run: FusedQuantizer | None
+    values: ValuesFunction | None
     activation: Activation
     probs: Array | None
 
@@ -88,17 +89,17 @@ class GradientOperand(NamedTuple):
     forward: Array | None
 
 
-class _FusedQuantizer(NamedTuple):
+class _FusedOperand(NamedTuple):
     """A fused function, the plan of the quantizer in it, and the operand of the layer that it computes."""
 
-    run: Run
+    run: FusedQuantizer
     plan: QuantizePlan | None
     layer: Layer
     operand: Operand
 
 
 def _quantized(
-    fused: _FusedQuantizer,
+    fused: _FusedOperand,
     inputs: FusedInputs,
     context: Context,
     history: ScalingHistory | None,
@@ -120,7 +121,7 @@ def _quantized(
     if history is not None:
         amax = amax_of(array, context.group_sizes) if extras.amax is None else extras.amax
         history = with_amax(history, never_recomputed(amax))
-    return ComputedOperand(array, named(layer, q, operand), history), extras
+    return ComputedOperand(array, name_operand(layer, q, operand), history), extras
 
 
 def _is_cut(layer: Layer, letter: Letter) -> bool:
@@ -129,7 +130,7 @@ def _is_cut(layer: Layer, letter: Letter) -> bool:
 
 
 def normalized_operand(
-    run: Run | None,
+    run: FusedQuantizer | None,
     layer: Layer,
     spec: NormSpec,
     arrays: tuple[Array, Array, Array | None],
@@ -141,7 +142,7 @@ def normalized_operand(
         plain: Normalized = octavo_normalization(*arrays, spec=spec)
         return ComputedOperand(plain.y, None, history), NormResiduals(*arrays, plain.mean, plain.rstd)
     statistics = ("rstd", "mean") if spec.norm == "layer" else ("rstd",)
-    fused = _FusedQuantizer(run, layer.plan.quantize_x, layer, "x")
+    fused = _FusedOperand(run, layer.plan.quantize_x, layer, "x")
     operand, extras = _quantized(fused, FusedInputs(arrays[:1], arrays[1:]), context, history, statistics)
     assert extras.rstd is not None
     # Computed again, statistics would quantize again, although a policy saved the planes; they are 4 bytes per row.
@@ -162,7 +163,7 @@ def activated_operand(
     if quantizer.run is None or _is_cut(layer, "i"):
         plain = plain_activation(quantizer, layer, x, context)
         return ComputedOperand(plain, *quantize_operand(layer.plan.quantize_x, layer, plain, "x", context, history))
-    fused = _FusedQuantizer(quantizer.run, layer.plan.quantize_x, layer, "x")
+    fused = _FusedOperand(quantizer.run, layer.plan.quantize_x, layer, "x")
     return _quantized(fused, FusedInputs((x,), probs=quantizer.probs), context, history)[0]
 
 
@@ -193,7 +194,7 @@ def activation_gradient_operand(
     """
     if quantizer.run is not None and not _is_cut(layer, "o"):
         run = quantizer.run if layer.placement is None else _with_dprobs(quantizer, quantizer.run)
-        fused = _FusedQuantizer(run, layer.plan.quantize_dy, layer, "dy")
+        fused = _FusedOperand(run, layer.plan.quantize_dy, layer, "dy")
         wanted = (*(() if bias is None else ("dbias",)), *(() if quantizer.probs is None else ("dprobs",)))
         operand, extras = _quantized(fused, FusedInputs((dy, x), probs=quantizer.probs), context, history, wanted)
         dbias = None if bias is None or extras.dbias is None else extras.dbias.astype(bias.dtype)
@@ -213,7 +214,7 @@ def activation_gradient_operand(
     return GradientOperand(ComputedOperand(plain, q, history), dbias, dprobs, extras.forward)
 
 
-def _with_dprobs(quantizer: ActivationQuantizer, run: Run) -> Run:
+def _with_dprobs(quantizer: ActivationQuantizer, run: FusedQuantizer) -> FusedQuantizer:
     """`run` of an activation's gradient, with dprobs in its Extras even if the backend does not compute it."""
 
     def with_dprobs(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[Quantized, Extras]:

@@ -55,8 +55,15 @@ def dense(
     Differentiable as `grouped_dense`, and raises the same errors.
     """
     recipe, x = as_recipe(recipe), as_array("x", x)
-    names = checkpoint_name, output_checkpoint_name
-    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_function("dense", sharding), room)
+    options = LayerOptions.of(
+        recipe,
+        preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        called=called_function("dense", sharding),
+        room=room,
+    )
     operands = dense_operands("dense", options, x, kernel, bias, state, contracting_dims, sharding)
     context = context_of(recipe, operands.group_sizes, seed, 0)
     y, new_state = run_layer(

@@ -24,7 +24,7 @@ from octavo_jax.sharding.dense import (
     one_group_each,
 )
 from octavo_jax.sharding.explicit import placed_state
-from octavo_jax.sharding.manual import on_first, partial_sum_axes
+from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes
 from octavo_jax.sharding.placement import Placement
 
 
@@ -76,12 +76,12 @@ def dense_operands(
     check_state(options.recipe, state, 1)
     rows, matrix = in_blocks(placement, x, axes), as_stack(placement, kernel, axes)
     check_shards(placement, options.recipe, rows, matrix, axes.weight)
-    partial = partial_sum_axes(placement)
-    if partial:
+    partial_axes = partial_sum_axes(placement)
+    if partial_axes:
         options = options._replace(preferred_element_type=jnp.float32)
     layer = layer_for(options, rows, matrix, weight=axes.weight, training=False, placement=placement)
     if placement is not None and state is not None:
         state = placed_state(placement, "state", state)
-    row = on_first(as_row(placement, bias), partial)
+    row = on_first_shard(as_row(placement, bias), partial_axes)
     sizes = one_group_each(placement, rows)
-    return DenseOperands(axes, layer, placement, rows, matrix, row, state, sizes, partial)
+    return DenseOperands(axes, layer, placement, rows, matrix, row, state, sizes, partial_axes)

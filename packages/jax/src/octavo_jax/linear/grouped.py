@@ -23,7 +23,7 @@ from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
 from octavo_jax.sharding.explicit import placed_as, placed_layer
-from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
+from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes, summed_result
 from octavo_jax.sharding.placement_of_call import placement_of
 
 
@@ -98,8 +98,8 @@ def grouped_dense(
     bias = None if bias is None else as_array("bias", bias)
     weight = grouped_weight(contracting_dims, x.ndim)
     group_sizes = in_one_array(group_sizes)
-    of_experts = ExpertRows.of(sharding, x, group_sizes)
-    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
+    expert_rows = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = expert_rows.in_blocks("x", x, "i"), expert_rows.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)
     groups, k, n = check_operands(x, kernel, weight, bias, placement)
     blocks = () if placement is None else placement.blocks
@@ -108,21 +108,27 @@ def grouped_dense(
     check_sizes_fit(sizes, groups, placement)
     check_state(recipe, state, groups)
     check_shards(placement, recipe, x, kernel, weight)
-    beside = {"group_sizes": group_sizes, "bias": bias, "state": state}
-    check_has_roles("grouped_dense", sharding, x=x, kernel=kernel, **beside)
-    partial, called = partial_sum_axes(placement), called_function("grouped_dense", sharding)
-    dtype = jnp.float32 if partial else preferred_element_type
-    options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called, room)
+    check_has_roles("grouped_dense", sharding, x=x, kernel=kernel, group_sizes=group_sizes, bias=bias, state=state)
+    partial_axes = partial_sum_axes(placement)
+    options = LayerOptions.of(
+        recipe,
+        jnp.float32 if partial_axes else preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        called=called_function("grouped_dense", sharding),
+        room=room,
+    )
     layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)
-    taken = state
+    layer_state = state
     if placement is not None:
-        arrays = rows, kernel, on_first(bias, partial), sizes, state
-        rows, kernel, bias, sizes, taken = placed_layer(placement, weight, *arrays)
+        arrays = rows, kernel, on_first_shard(bias, partial_axes), sizes, state
+        rows, kernel, bias, sizes, layer_state = placed_layer(placement, weight, *arrays)
     context = context_of(recipe, sizes, seed, group_offset)
-    y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, taken, context)
-    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, layer_state, context)
+    y = summed_result(y, partial_axes, recipe, x, preferred_element_type)
     y = y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y
-    results: list[Any] = [of_experts.out_of_blocks(y)]
+    results: list[Any] = [expert_rows.out_of_blocks(y)]
     if state is not None:
         results.append(placed_as(state, new_state))
     if return_status:

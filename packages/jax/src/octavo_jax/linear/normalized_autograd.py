@@ -9,11 +9,12 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
-from octavo_jax.dispatch.fused import Run, norm_run
+from octavo_jax.arrays.gemm_operands import GemmOperand
+from octavo_jax.dispatch.fused import FusedQuantizer, norm_run
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
 from octavo_jax.linear.computed_operands import ComputedOperand, NormResiduals, normalized_operand, wgrad_x_if_quantized
-from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight
+from octavo_jax.linear.operands import Context, dgrad_weight, quantize_operand, stored_weight
 from octavo_jax.linear.probed_arguments import ProbedArguments
 from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.linear.two_forms import Quantized
@@ -30,7 +31,7 @@ class NormLayer:
 
     layer: Layer
     norm: NormSpec
-    run: Run | None
+    run: FusedQuantizer | None
 
     def for_training(self) -> NormLayer:
         """The same with the layer's gradients planned; itself if they are."""

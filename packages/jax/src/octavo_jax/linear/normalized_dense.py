@@ -71,8 +71,15 @@ def layernorm_dense(
         raise ValueError(
             f"tp={roles.tp!r} has tp_dim='K' and the normalization is over K, which that would cut; give tp_dim='N'"
         )
-    names, called = (checkpoint_name, output_checkpoint_name), called_function("layernorm_dense", sharding)
-    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called, room)
+    options = LayerOptions.of(
+        recipe,
+        preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        called=called_function("layernorm_dense", sharding),
+        room=room,
+    )
     operands = dense_operands("layernorm_dense", options, x, kernel, bias, state, contracting_dims, sharding)
     axes, placement = operands.axes, operands.placement
     if axes.k != x.shape[-1]:

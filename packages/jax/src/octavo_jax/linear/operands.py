@@ -13,22 +13,19 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import Direction, Operand
+from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.quantizer import in_plain_layouts
-from octavo_jax.dispatch.results import codes_of
-from octavo_jax.linear.two_forms import Quantized, kept_form, named, one_plane, read_form
+from octavo_jax.dispatch.results import checked_codes
+from octavo_jax.linear.two_forms import Quantized, kept_form, name_operand, one_plane, read_form
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding.quantizers import CodesAndAmax, quantize_kernel, quantize_rows, rows_are_local
 from octavo_registry import QuantizePlan
-from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.weights import readers
-
-GemmOperand = GroupedTensor | Array
-Rows = GroupedTensor | Array | TokenRows[Array]
 
 
 class QuantizedOperand(NamedTuple):
@@ -91,17 +88,19 @@ def quantize_operand(
     if layer.placement is not None:
         q, amax = _quantize_shards(plan, layer, x, sizes, arguments)
         if history is None:
-            return QuantizedOperand(named(layer, q, operand), None)
+            return QuantizedOperand(name_operand(layer, q, operand), None)
         assert amax is not None
-        return QuantizedOperand(named(layer, q, operand), with_amax(history, never_recomputed(amax)))
+        return QuantizedOperand(name_operand(layer, q, operand), with_amax(history, never_recomputed(amax)))
     if history is None:
         run = layer.in_two_forms(plan).run
-        return QuantizedOperand(named(layer, codes_of(plan, run(x, sizes, **arguments.keywords())), operand), None)
+        return QuantizedOperand(
+            name_operand(layer, checked_codes(plan, run(x, sizes, **arguments.keywords())), operand), None
+        )
     if plan.bound.with_amax is None:
-        q, amax = codes_of(plan, plan.run(x, sizes, **arguments.keywords())), amax_of(x, sizes)
+        q, amax = checked_codes(plan, plan.run(x, sizes, **arguments.keywords())), amax_of(x, sizes)
     else:
         q, amax = plan.bound.with_amax(x, sizes, **arguments.keywords())
-    return QuantizedOperand(named(layer, q, operand), with_amax(history, never_recomputed(amax)))
+    return QuantizedOperand(name_operand(layer, q, operand), with_amax(history, never_recomputed(amax)))
 
 
 def _quantize_shards(

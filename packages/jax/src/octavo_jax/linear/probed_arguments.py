@@ -12,9 +12,10 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from octavo.caller import Place, place_of_caller
+from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.layouts.probe import probed
-from octavo_jax.linear.operands import Context, GemmOperand
+from octavo_jax.linear.operands import Context
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Letter
 from octavo_jax.sharding.placement_of_call import wanted_placement

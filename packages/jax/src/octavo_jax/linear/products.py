@@ -14,10 +14,11 @@ from jax import Array
 from octavo.recipe_base import Gemm
 from octavo_jax.arithmetic.gemm import bias_products, group_sums
 from octavo_jax.arithmetic.widening import in_dtype
+from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand, RowsOrTokens
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.dispatch.results import product_of
-from octavo_jax.linear.operands import Context, GemmOperand, Rows, gemm_operand, stored_weight
+from octavo_jax.dispatch.results import run_gemm
+from octavo_jax.linear.operands import Context, gemm_operand, stored_weight
 from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.remat.checkpoint_names import name_array
 from octavo_jax.sharding.gemms import (
@@ -30,16 +31,13 @@ from octavo_jax.sharding.gemms import (
 )
 from octavo_registry.contract.moves import TokenRows
 
-Values = Array | TokenRows[Array]
-"""Rows, or tokens from which a GEMM gathers its rows; the tokens may be codes."""
-
 
 def _factor(layer: Layer, gemm: Gemm, q: Quantized | None, array: Array) -> GemmOperand:
     factor = gemm_operand(q, array, layer.plan.recipe.quantizes(gemm))
     return factor if isinstance(factor, GroupedTensor) else in_dtype(factor, layer.product_dtype)
 
 
-def _rows(layer: Layer, gemm: Gemm, q: Quantized | None, values: Values) -> Rows:
+def _rows(layer: Layer, gemm: Gemm, q: Quantized | None, values: RowsOrTokens) -> RowOperand:
     """Rows as a GEMM reads them: quantized or cast; TokenRows, from which it gathers them, are only cast, if at all."""
     if not isinstance(values, TokenRows):
         return _factor(layer, gemm, q, values)
@@ -50,7 +48,7 @@ def _rows(layer: Layer, gemm: Gemm, q: Quantized | None, values: Values) -> Rows
 
 def forward_product(
     layer: Layer,
-    x: Values,
+    x: RowsOrTokens,
     xq: Quantized | None,
     w: Array,
     wq: Quantized | None,
@@ -73,7 +71,7 @@ def forward_product(
 def _rows_product(
     layer: Layer,
     gemm: Literal["fprop", "dgrad"],
-    rows: Rows,
+    rows: RowOperand,
     w: GemmOperand,
     context: Context,
     bias: Array | None = None,
@@ -83,30 +81,30 @@ def _rows_product(
     assert plan is not None
     if placement is None:
         options = {} if bias is None else bias_arguments(bias, bias_scales)
-        return product_of(plan, rows, w, context.group_sizes, **options)
+        return run_gemm(plan, rows, w, context.group_sizes, **options)
     dtype = layer.y_dtype if gemm == "fprop" else layer.x_dtype
-    sharded = ShardedGemm(placement, gemm, partial(product_of, plan), plan.request.weight, dtype)
+    sharded = ShardedGemm(placement, gemm, partial(run_gemm, plan), plan.request.weight, dtype)
     return rows_product(sharded, rows, w, context.group_sizes, bias, bias_scales)
 
 
-def input_gradient(layer: Layer, dy: Values, dyq: Quantized | None, w: GemmOperand, context: Context) -> Array:
+def input_gradient(layer: Layer, dy: RowsOrTokens, dyq: Quantized | None, w: GemmOperand, context: Context) -> Array:
     """dx [M, K] in x's dtype; `w` is what `dgrad_weight` returned."""
     if not isinstance(w, GroupedTensor):
         w = in_dtype(stored_weight(layer, w), layer.product_dtype)
     return _rows_product(layer, "dgrad", _rows(layer, "dgrad", dyq, dy), w, context)
 
 
-def kernel_gradient(layer: Layer, x: Rows, dy: Values, dyq: Quantized | None, context: Context) -> Array:
+def kernel_gradient(layer: Layer, x: RowOperand, dy: RowsOrTokens, dyq: Quantized | None, context: Context) -> Array:
     """The kernel's gradient in the kernel's shape and dtype; `x` is what `wgrad_x` returned."""
     plan, placement, sizes = layer.plan.wgrad, layer.placement, context.group_sizes
     assert plan is not None
     x = x if isinstance(x, GroupedTensor) else _rows(layer, "wgrad", None, x)
     operands = x, _rows(layer, "wgrad", dyq, dy)
     if placement is None:
-        dw = product_of(plan, *operands, sizes)
+        dw = run_gemm(plan, *operands, sizes)
     else:
         weight = layer.plan.fprop.request.weight
-        sharded = ShardedGemm(placement, "wgrad", partial(product_of, plan), weight, layer.kernel_dtype)
+        sharded = ShardedGemm(placement, "wgrad", partial(run_gemm, plan), weight, layer.kernel_dtype)
         dw = kernel_product(sharded, *operands, sizes)
     return stored_weight(layer, dw).astype(layer.kernel_dtype)
 

@@ -31,7 +31,7 @@ def read_form(q: Quantized | Other) -> GroupedTensor | Other:
     return q.multiplied if isinstance(q, TwoForms) else q
 
 
-def named(layer: Layer, q: Any, operand: Operand) -> Any:
+def name_operand(layer: Layer, q: Any, operand: Operand) -> Any:
     """q with its planes named; call this before they are used. dy gets no name, because nothing recomputes it."""
     if operand == "dy":
         return q

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
+from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand
 from octavo_jax.functions.norms import octavo_normalization
 from octavo_jax.linear.computed_operands import (
     ComputedOperand,
@@ -25,9 +26,7 @@ from octavo_jax.linear.computed_operands import (
 )
 from octavo_jax.linear.operands import (
     Context,
-    GemmOperand,
     QuantizedOperand,
-    Rows,
     dgrad_weight,
     quantize_operand,
     stored_weight,
@@ -102,7 +101,7 @@ class Residuals:
 
     mlp: Mlp = field(metadata={"static": True})
     norm: NormResiduals | None
-    x1: Rows | None
+    x1: RowOperand | None
     w1: GemmOperand
     y1: Array
     x2: GemmOperand | None

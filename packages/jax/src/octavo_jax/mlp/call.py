@@ -20,7 +20,7 @@ from octavo_jax.mlp.autograd import MlpArrays, States
 from octavo_jax.mlp.plan import Mlp, OutputNames, mlp_for
 from octavo_jax.sharding.axes import MeshAxes, called_function
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
-from octavo_jax.sharding.manual import on_first, partial_sum_axes
+from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes
 from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry.contract.cards import Activation
 
@@ -85,6 +85,6 @@ def resolve_call(a: MlpArrays, group_sizes: GroupSizes, options: MlpOptions, row
     called = called_function("grouped_mlp", sharding)
     layer_options = LayerOptions.of(recipe, dtype, options.checkpoint_name, None, options.backend, called, options.room)
     mlp = mlp_for(layer_options, options.output_checkpoint_names, a.x, wi, wo, options.activation, None, placements)
-    a, state, sizes = placed_mlp(placements, a._replace(bo=on_first(a.bo, partial_axes)), options.state, sizes)
+    a, state, sizes = placed_mlp(placements, a._replace(bo=on_first_shard(a.bo, partial_axes)), options.state, sizes)
     context = context_of(recipe, sizes, options.seed, options.group_offset)
     return MlpCall(mlp, a, state, context, in_blocks, partial_axes)

@@ -57,7 +57,7 @@ from octavo_jax.sharding.dense import (
     whole_scales,
 )
 from octavo_jax.sharding.explicit import placed_as
-from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
+from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes, summed_result
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]
@@ -204,7 +204,7 @@ def layernorm_mlp(
     called = called_function("layernorm_mlp", sharding)
     options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
-    biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial_axes)
+    biases = as_row(placements[0], bi), on_first_shard(as_row(placements[1], bo), partial_axes)
     gamma, beta = whole_scales("layernorm_mlp", placements[0], gamma, beta)
     (wi, wo), (bi, bo) = kernels, biases
     arrays = MlpArrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)

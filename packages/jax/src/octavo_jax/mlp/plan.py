@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from jax import Array
 
 from octavo_jax.arrays.checks import check_text
-from octavo_jax.dispatch.fused import Run, Values, activation_run, activation_values, gradient_run, norm_run
+from octavo_jax.dispatch.fused import (
+    FusedQuantizer,
+    ValuesFunction,
+    activation_run,
+    activation_values,
+    gradient_run,
+    norm_run,
+)
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.functions.norms import NormSpec
 from octavo_jax.linear.computed_operands import ActivationQuantizer
@@ -40,11 +47,11 @@ class Mlp:
     fc2: Layer
     activation: Activation
     norm: NormSpec | None
-    quantize_normalized: Run | None
-    quantize_activated: Run | None
-    quantize_gradient: Run | None
-    activated_values: Values | None
-    gradient_values: Values | None
+    quantize_normalized: FusedQuantizer | None
+    quantize_activated: FusedQuantizer | None
+    quantize_gradient: FusedQuantizer | None
+    activated_values: ValuesFunction | None
+    gradient_values: ValuesFunction | None
 
     def activation_quantizer(self, probs: Array | None) -> ActivationQuantizer:
         """The activation, times `probs` [M] if given, with what computes it."""
@@ -91,7 +98,7 @@ def _quantizes_x(fc2: Layer) -> bool:
     return fc2.plan.quantize_x is not None and fc2.plan.recipe.quantizes("wgrad")
 
 
-def _values(layer: Layer, op: Activated, activation: Activation) -> Values | None:
+def _values(layer: Layer, op: Activated, activation: Activation) -> ValuesFunction | None:
     values = activation_values(layer.plan, op, activation, layer.options.backend)
     return None if isinstance(values, str) else values
 

@@ -19,7 +19,7 @@ from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.device import device_of
-from octavo_jax.dispatch.fused import fusion_words, values_words
+from octavo_jax.dispatch.fused import describe_fusion, describe_values
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.room import Room
 from octavo_jax.mlp.autograd import MlpArrays
@@ -218,9 +218,9 @@ def _between(mlp: Mlp) -> Iterator[tuple[str, str]]:
     )
     for op, name, layer, quantizer in parts:
         if quantizer is None:
-            yield name, values_words(layer, op, mlp.activation, backend)
+            yield name, describe_values(layer, op, mlp.activation, backend)
         else:
-            yield f"{name} + quantize", fusion_words(quantizer, op, mlp.activation, backend)
+            yield f"{name} + quantize", describe_fusion(quantizer, op, mlp.activation, backend)
 
 
 def _tokens(plan: MoePlan) -> Iterator[tuple[str, str]]:

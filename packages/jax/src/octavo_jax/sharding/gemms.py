@@ -17,6 +17,7 @@ from jax import Array, lax
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_jax.arithmetic.gemm import add_bias, bias_products, group_sums
+from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, of_expert
@@ -27,11 +28,8 @@ from octavo_registry import Weight
 from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.weights import readers
 
-GemmOperand = GroupedTensor | Array
-Rows = GroupedTensor | Array | TokenRows[Array]
 
-
-def _rows_specs(placement: Placement, rows: Rows, column: Letter) -> Any:
+def _rows_specs(placement: Placement, rows: RowOperand, column: Letter) -> Any:
     if isinstance(rows, TokenRows):
         return specs.WHOLE  # a device's own (`rows_are_local`), which are not cut
     if isinstance(rows, GroupedTensor):
@@ -74,7 +72,7 @@ class ShardedGemm(NamedTuple):
 
 def rows_product(
     sharded: ShardedGemm,
-    rows: Rows,
+    rows: RowOperand,
     w: GemmOperand,
     group_sizes: Array,
     bias: Array | None = None,
@@ -87,7 +85,7 @@ def rows_product(
     contracted: Letter = "i" if gemm == "fprop" else "o"
     remaining: Letter = "o" if gemm == "fprop" else "i"
 
-    def local(rows: Rows, w: GemmOperand, sizes: Array, bias: Array | None, scales: Array | None) -> Array:
+    def local(rows: RowOperand, w: GemmOperand, sizes: Array, bias: Array | None, scales: Array | None) -> Array:
         partial_axes = placement.non_manual(placement.cutting_axes(contracted))
         blocks, rows = Blocks.of(placement, sizes), planes.with_shard_shape(placement, rows, ("m", contracted))
         whole = _whole_kernel(placement, w, direction, weight, blocks.experts)
@@ -122,12 +120,12 @@ def bias_arguments(bias: Array, scales: Array | None) -> dict[str, Array]:
     return {"bias": bias} if scales is None else {"bias": bias, "bias_scales": scales}
 
 
-def kernel_product(sharded: ShardedGemm, x: Rows, dy: Rows, group_sizes: Array) -> Array:
+def kernel_product(sharded: ShardedGemm, x: RowOperand, dy: RowOperand, group_sizes: Array) -> Array:
     """dw with the axes of the kernel, from "wgrad" of each block."""
     placement, product, weight = sharded.placement, sharded.product, sharded.weight
     axis = ("g", *specs.matrix_letters(weight)).index(placement.gathered_letter)
 
-    def local(x: Rows, dy: Rows, sizes: Array) -> Array:
+    def local(x: RowOperand, dy: RowOperand, sizes: Array) -> Array:
         blocks, totals = Blocks.of(placement, sizes), list[Array]()
         x, dy = planes.with_shard_shape(placement, x, ("m", "i")), planes.with_shard_shape(placement, dy, ("m", "o"))
         for block in blocks:

@@ -34,7 +34,7 @@ def partial_sum_axes(placement: Placement | None) -> tuple[str, ...]:
     return tuple(name for name in placement.cutting_axes("i") if name in manual)
 
 
-def on_first(bias: Array | None, axes: tuple[str, ...]) -> Array | None:
+def on_first_shard(bias: Array | None, axes: tuple[str, ...]) -> Array | None:
     """The bias on the first shard and zeros on the others, so that a sum over `axes` adds it once."""
     return bias if bias is None or not axes else jnp.where(lax.axis_index(axes) == 0, bias, 0)
 

@@ -18,9 +18,10 @@ from jax import Array, lax
 
 from octavo.recipe_base import Gemm
 from octavo_jax.arithmetic.widening import in_dtype
+from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.linear.computed_operands import ComputedOperand, wgrad_x_if_quantized
-from octavo_jax.linear.operands import Context, GemmOperand, wgrad_x
+from octavo_jax.linear.operands import Context, wgrad_x
 from octavo_jax.linear.two_forms import kept_form
 from octavo_jax.mlp import autograd as mlp_autograd
 from octavo_jax.mlp.autograd import Intermediates, States

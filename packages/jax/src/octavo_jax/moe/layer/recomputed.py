@@ -8,20 +8,19 @@ from typing import NamedTuple
 from jax import Array
 
 from octavo.recipe_base import Gemm
+from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand, RowsOrTokens
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.computed_operands import ComputedOperand, activated_operand, wgrad_x_if_quantized
 from octavo_jax.linear.operands import (
     Context,
-    GemmOperand,
     QuantizedOperand,
-    Rows,
     dgrad_weight,
     quantize_operand,
     stored_weight,
     wgrad_x,
 )
-from octavo_jax.linear.products import Values, forward_product
+from octavo_jax.linear.products import forward_product
 from octavo_jax.linear.two_forms import Quantized, read_form
 from octavo_jax.mlp.autograd import DyOperands, Residuals, fc2_context_of, history_of
 from octavo_jax.mlp.plan import Mlp
@@ -47,7 +46,7 @@ class _ExpertLayer(NamedTuple):
     context: Context
     state: DelayedState | None
 
-    def fprop(self, x: Values, xq: Quantized | None) -> Array:
+    def fprop(self, x: RowsOrTokens, xq: Quantized | None) -> Array:
         """The layer's result, once more."""
         layer, kernel = self.forward, self.kernel
         # Where only the codes were kept, the product reads these alone, and any array may stand for the kernel's.
@@ -156,7 +155,7 @@ class Recomputed:
         quantizer, history = mlp.activation_quantizer(self._probs), history_of(self._fc2.state, "x")
         return activated_operand(quantizer, mlp.fc2, self._h, self._fc2.context, history)
 
-    def _x1(self) -> Rows:
+    def _x1(self) -> RowOperand:
         """What fc1's wgrad reads of x."""
         kept, fc1 = self._kept, self._fc1.backward
         if kept.x1 is not None:

@@ -10,9 +10,10 @@ from jax import Array
 
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
+from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, GemmOperand
+from octavo_jax.linear.operands import Context
 from octavo_jax.linear.two_forms import one_plane
 from octavo_jax.mlp.autograd import States
 from octavo_jax.mlp.plan import Mlp

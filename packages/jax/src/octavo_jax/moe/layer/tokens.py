@@ -12,7 +12,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, QuantizedOperand, has_local_rows
-from octavo_jax.linear.two_forms import named
+from octavo_jax.linear.two_forms import name_operand
 from octavo_jax.moe.permutation import token_rows
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
@@ -93,7 +93,7 @@ def gathered_codes(
     if not gathers_codes(layer, operand, gemm) or tokens.x.shape[0] == 0:  # quantizers take no matrix without rows
         return None
     codes = layer.quantizer_of_tokens(operand).run(undifferentiated(tokens.x)[None], operand=operand)
-    return tokens.gathered(named(layer, codes, operand), context)
+    return tokens.gathered(name_operand(layer, codes, operand), context)
 
 
 def quantize_tokens(
@@ -116,6 +116,6 @@ def quantize_tokens(
     else:
         q, amax = quantize_local_tokens(layer.placement, plan, (x, *choices), context.group_sizes, arguments)
     if history is None:
-        return QuantizedOperand(named(layer, q, operand), None)
+        return QuantizedOperand(name_operand(layer, q, operand), None)
     assert amax is not None  # asked for
-    return QuantizedOperand(named(layer, q, operand), with_amax(history, never_recomputed(amax)))
+    return QuantizedOperand(name_operand(layer, q, operand), with_amax(history, never_recomputed(amax)))
