@@ -20,7 +20,7 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.dispatch.room import Room
 from octavo_jax.layouts.moves import Move
-from octavo_jax.linear.argument_places import UNKNOWN, ArgumentPlaces
+from octavo_jax.linear.argument_placements import UNKNOWN, ArgumentPlacements
 from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.sharding import specs
@@ -101,7 +101,9 @@ def explain(
     check_shards(placement, recipe, x, kernel, weight)
     options = LayerOptions.of(recipe, preferred_element_type, backend=backend, room=room)
     layer = layer_for(options, x, kernel, weight=weight, placement=placement)
-    places = ArgumentPlaces.of(called_function("grouped_dense", sharding), placement, weight, x, kernel, group_sizes)
+    places = ArgumentPlacements.of(
+        called_function("grouped_dense", sharding), placement, weight, x, kernel, group_sizes
+    )
     if placement is None or placement.route == "single":
         return LayerReport("single", MappingProxyType({}), places.placed, places.misplaced, (), layer.plan)
     lie: dict[str, Any] = {

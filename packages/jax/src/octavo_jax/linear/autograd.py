@@ -11,11 +11,11 @@ from jax import Array
 
 from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.dispatch.layer import Layer
+from octavo_jax.linear.gemms import bias_gradient, dgrad, fprop, wgrad
 from octavo_jax.linear.operands import Context, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.probed_arguments import ProbedArguments
-from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.linear.two_forms import Quantized
-from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.scaling.delayed_state import DelayedState, merged
 
 
@@ -57,7 +57,7 @@ def _forward(
     x_history, w_history = (None, None) if state is None else (state.x, state.kernel)
     xq, x_history = quantize_operand(plan.quantize_x, layer, x, "x", context, x_history)
     wq, w_history = quantize_operand(plan.quantize_w, layer, w, "w", context, w_history)
-    y = forward_product(layer, x, xq, w, wq, bias, context)
+    y = fprop(layer, x, xq, w, wq, bias, context)
     if state is not None and x_history is not None and w_history is not None:
         state = DelayedState(x_history, w_history, state.grad)
     return Forward(y, state, xq, wq)
@@ -88,8 +88,8 @@ def _grouped_bwd(_: Layer, residuals: Residuals, cotangents: tuple[Array, Delaye
     context = probed.context(context)
     dy_history = None if state is None else state.grad
     dyq, dy_history = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, dy_history)
-    dx = input_gradient(layer, dy, dyq, w, context)
-    dw = kernel_gradient(layer, x, dy, dyq, context)
+    dx = dgrad(layer, dy, dyq, w, context)
+    dw = wgrad(layer, x, dy, dyq, context)
     if state is not None and dy_history is not None and later_state is not None:
         state = merged(DelayedState(state.x, state.kernel, dy_history), later_state)
     return dx, dw, bias_gradient(layer, dy, residuals.bias, context), state, None
@@ -118,7 +118,7 @@ def run_layer(
 ) -> tuple[Array, DelayedState | None]:
     """`octavo_grouped_dense` for the public function called `name`, which a TypeError names where `jax.jvp`
     differentiates it."""
-    result: tuple[Array, DelayedState | None] = in_reverse(
+    result: tuple[Array, DelayedState | None] = call_reverse_mode_only(
         name, octavo_grouped_dense, layer, x, kernel, bias, state, context
     )
     return result

@@ -20,8 +20,8 @@ from octavo_jax.functions.activations import (
 )
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
+from octavo_jax.linear.gemms import bias_gradient
 from octavo_jax.linear.operands import Context, has_local_rows, quantize_operand, wgrad_x
-from octavo_jax.linear.products import bias_gradient
 from octavo_jax.linear.two_forms import Quantized, name_operand
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed

@@ -14,9 +14,9 @@ from octavo_jax.dispatch.fused import FusedQuantizer, norm_run
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
 from octavo_jax.linear.computed_operands import ComputedOperand, NormResiduals, normalized_operand, wgrad_x_if_quantized
+from octavo_jax.linear.gemms import bias_gradient, dgrad, fprop, wgrad
 from octavo_jax.linear.operands import Context, dgrad_weight, quantize_operand, stored_weight
 from octavo_jax.linear.probed_arguments import ProbedArguments
-from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.memo import Identities, Memo
 from octavo_jax.scaling.delayed_state import DelayedState, merged
@@ -109,7 +109,7 @@ def _forward(
     x_history, w_history = (None, None) if state is None else (state.x, state.kernel)
     x, norm = normalized_operand(norm_layer.run, layer, norm_layer.norm, arrays, context, x_history)
     wq, w_history = quantize_operand(layer.plan.quantize_w, layer, w, "w", context, w_history)
-    y = forward_product(layer, x.array, x.q, w, wq, bias, context)
+    y = fprop(layer, x.array, x.q, w, wq, bias, context)
     if state is not None and x.history is not None and w_history is not None:
         state = DelayedState(x.history, w_history, state.grad)
     return Results(y, x.array if return_normalized else None, state), Intermediates(x, norm, wq)
@@ -150,9 +150,9 @@ def _normalized_dense_bwd(
     dy, w, context = probed.dy(cotangents.y), probed.kernel(r.w), probed.context(context)
     dy_history = None if state is None else state.grad
     dyq, dy_history = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, dy_history)
-    normalized_gradient = input_gradient(layer, dy, dyq, w, context)
+    normalized_gradient = dgrad(layer, dy, dyq, w, context)
     x = octavo_normalization(*r.norm[:3], spec=r.norm_layer.norm).y if r.x is None else r.x
-    dw = kernel_gradient(layer, x, dy, dyq, context)
+    dw = wgrad(layer, x, dy, dyq, context)
     if cotangents.normalized is not None:
         normalized_gradient = normalized_gradient + cotangents.normalized
     dx, dgamma, dbeta = r.norm.gradients(normalized_gradient)

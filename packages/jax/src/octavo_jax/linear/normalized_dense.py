@@ -23,7 +23,7 @@ from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.linear.normalized_autograd import NormalizedDenseArrays, norm_layer_of, octavo_layernorm_dense
-from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.dense import out_of_blocks, whole_scales
@@ -91,7 +91,7 @@ def layernorm_dense(
     gamma, beta = whole_scales("layernorm_dense", placement, gamma, beta)
     arrays = NormalizedDenseArrays(operands.x, gamma, beta, operands.kernel, operands.bias)
     normalized = norm_layer_of(operands.layer, spec)
-    outputs = in_reverse(
+    outputs = call_reverse_mode_only(
         "layernorm_dense", octavo_layernorm_dense, normalized, arrays, operands.state, context, return_normalized
     )
     results = [out_of_blocks(placement, outputs.y, axes)]

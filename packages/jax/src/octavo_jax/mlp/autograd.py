@@ -24,6 +24,13 @@ from octavo_jax.linear.computed_operands import (
     plain_activation,
     wgrad_x_if_quantized,
 )
+from octavo_jax.linear.gemms import (
+    bias_gradient,
+    bias_scales_gradient,
+    dgrad,
+    fprop,
+    wgrad,
+)
 from octavo_jax.linear.operands import (
     Context,
     QuantizedOperand,
@@ -33,13 +40,6 @@ from octavo_jax.linear.operands import (
     wgrad_x,
 )
 from octavo_jax.linear.probed_arguments import ProbedArguments
-from octavo_jax.linear.products import (
-    bias_gradient,
-    bias_scales_gradient,
-    forward_product,
-    input_gradient,
-    kernel_gradient,
-)
 from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory, merged
@@ -171,12 +171,12 @@ def forward(
         x1, norm = normalized_operand(mlp.quantize_normalized, fc1, mlp.norm, arrays, context, history_of(s1, "x"))
     wi = stored_weight(fc1, a.wi)
     w1, w1_history = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, history_of(s1, "kernel"))
-    y1 = forward_product(fc1, x1.array if gathered is None else gathered, x1.q, wi, w1, a.bi, context)
+    y1 = fprop(fc1, x1.array if gathered is None else gathered, x1.q, wi, w1, a.bi, context)
     fc2_context = fc2_context_of(context)
     x2 = activated_operand(mlp.activation_quantizer(a.probs), fc2, y1, fc2_context, history_of(s2, "x"))
     wo = stored_weight(fc2, a.wo)
     w2, w2_history = quantize_operand(fc2.plan.quantize_w, fc2, wo, "w", fc2_context, history_of(s2, "kernel"))
-    y = forward_product(fc2, x2.array, x2.q, wo, w2, a.bo, fc2_context, a.bo_scales)
+    y = fprop(fc2, x2.array, x2.q, wo, w2, a.bo, fc2_context, a.bo_scales)
     if s1 is not None and s2 is not None:
         states = _states((x1.history, w1_history, s1.grad), (x2.history, w2_history, s2.grad))
     return (y, states), Intermediates(x1, norm, w1, y1, x2, w2)
@@ -249,15 +249,15 @@ def backward(
     if quantized is None:
         quantized = quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", fc2_context, history_of(s2, "grad"))
     dyq, dy_history = quantized
-    da = input_gradient(fc2, dy if dgrad_tokens is None else dgrad_tokens, dyq, w2, fc2_context)
+    da = dgrad(fc2, dy if dgrad_tokens is None else dgrad_tokens, dyq, w2, fc2_context)
     dy1, dbi, dprobs, activated = activation_gradient_operand(
         mlp.gradient_quantizer(r.probs), fc1, da, r.y1, r.bi, context, history_of(s1, "grad"), r.x2 is None
     )
     x2 = activated if r.x2 is None else r.x2
     if x2 is None:
         x2 = plain_activation(mlp.activation_quantizer(r.probs), fc2, r.y1, fc2_context)
-    dwo = kernel_gradient(fc2, x2, dy if wgrad_tokens is None else wgrad_tokens, dyq, fc2_context)
-    dx = input_gradient(fc1, dy1.array, dy1.q, w1, context)
+    dwo = wgrad(fc2, x2, dy if wgrad_tokens is None else wgrad_tokens, dyq, fc2_context)
+    dx = dgrad(fc1, dy1.array, dy1.q, w1, context)
     x1, dgamma, dbeta = r.x1 if isinstance(r.x1, TokenRows) else probed1.x(r.x1), None, None
     if r.norm is not None:
         assert mlp.norm is not None
@@ -265,7 +265,7 @@ def backward(
             x1 = octavo_normalization(*r.norm[:3], spec=mlp.norm).y
         dx, dgamma, dbeta = r.norm.gradients(dx)
     assert x1 is not None
-    dwi = kernel_gradient(fc1, x1, dy1.array, dy1.q, context)
+    dwi = wgrad(fc1, x1, dy1.array, dy1.q, context)
     dbo, dbo_scales = bias_gradient(fc2, dy, r.bo, fc2_context, r.bo_scales), None
     if r.bo_scales is not None:
         assert r.bo is not None  # scales without a bias are refused

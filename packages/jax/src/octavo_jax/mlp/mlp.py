@@ -44,7 +44,7 @@ from octavo_jax.mlp.arguments import (
 from octavo_jax.mlp.autograd import MlpArrays, States, octavo_mlp
 from octavo_jax.mlp.call import MlpOptions, resolve_call
 from octavo_jax.mlp.plan import OutputNames, mlp_for
-from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_shards
 from octavo_jax.sharding.dense import (
@@ -144,7 +144,7 @@ def grouped_mlp(
     )
     arrays = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=probs, bo_scales=bo_scales)
     call = resolve_call(arrays, group_sizes, options)
-    y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
+    y, new_state = call_reverse_mode_only("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
     y = summed_result(y, call.partial_sum_axes, recipe, x, preferred_element_type)
     y = expert_rows.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
     return y if state is None else (y, placed_as(state, new_state))
@@ -210,7 +210,7 @@ def layernorm_mlp(
     arrays = MlpArrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
     arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
     context = context_of(recipe, sizes, seed, 0)
-    y, new_state = in_reverse("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)
+    y, new_state = call_reverse_mode_only("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)
     y = summed_result(y, partial_axes, recipe, x, preferred_element_type)
     y = out_of_blocks(placements[1], y, out)
     return y if state is None else (y, new_state)

@@ -25,7 +25,7 @@ from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form,
 from octavo_jax.moe.layer.plan import moe_plan_of
 from octavo_jax.moe.layer.residuals import RowOrder
 from octavo_jax.moe.permutation import check_tokens, combine, permute, row_weights
-from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.sharding.axes import MeshAxes, roles_in_force
 from octavo_jax.sharding.placement import Placement, mesh_of
 from octavo_registry.contract.cards import Activation
@@ -99,7 +99,7 @@ def routed_mlp(
     a = call.arrays
     arrays = MoeArrays(a.x, routing.weights, a.wi, a.wo, a.bi, a.bo)
     row_order = RowOrder(routing.order, routing.position)
-    y, new_state = in_reverse("routed_mlp", octavo_moe, plan, arrays, row_order, call.states, call.context)
+    y, new_state = call_reverse_mode_only("routed_mlp", octavo_moe, plan, arrays, row_order, call.states, call.context)
     return y if state is None else (y, new_state)
 
 

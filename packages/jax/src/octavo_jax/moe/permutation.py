@@ -19,7 +19,7 @@ from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.backends import BackendNames
-from octavo_jax.functions.forward_mode import reverse_alone
+from octavo_jax.functions.forward_mode import refuse_forward_mode
 from octavo_jax.linear.arguments import as_array
 from octavo_jax.moe.arrangement import Routing, check_routing
 from octavo_jax.moe.row_functions import COMPOSED, DeviceAndBackends, RowFunctions, row_functions_for
@@ -42,7 +42,7 @@ def permute(x: Array, routing: Routing, *, backend: BackendNames = None) -> Arra
     check_whole("permute", leading=1, x=x)
     arrays = x, routing.order, routing.position, end_of(routing.group_sizes)
     functions = row_functions_for(x.dtype, DeviceAndBackends.of(x, backend)) if x.ndim == 2 else COMPOSED
-    rows: Array = _permuted(*reverse_alone("permute", varying_alike(as_jax(arrays))), functions)
+    rows: Array = _permuted(*refuse_forward_mode("permute", varying_alike(as_jax(arrays))), functions)
     return rows
 
 
@@ -50,7 +50,7 @@ def row_weights(routing: Routing) -> Array:
     """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
     check_routing(routing)
     arrays = routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
-    weights: Array = _ordered(*reverse_alone("row_weights", varying_alike(as_jax(arrays))))
+    weights: Array = _ordered(*refuse_forward_mode("row_weights", varying_alike(as_jax(arrays))))
     return weights
 
 
@@ -79,7 +79,7 @@ def combine(
     _check_first(rows, routing.order.shape[0], "rows", "one row per choice")
     check_whole("combine", leading=1, rows=rows)
     arrays = rows, routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
-    rows, weights, *where = reverse_alone("combine", varying_alike(as_jax(arrays)))
+    rows, weights, *where = refuse_forward_mode("combine", varying_alike(as_jax(arrays)))
     dtype = element_type(preferred_element_type, rows.dtype)
     functions = row_functions_for(rows.dtype, DeviceAndBackends.of(rows, backend))
     y: Array = (

@@ -11,7 +11,7 @@ from jax import Array
 
 from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.functions.forward_mode import is_differentiable, reverse_alone
+from octavo_jax.functions.forward_mode import is_differentiable, refuse_forward_mode
 from octavo_jax.scaling.delayed_state import DelayedState, shared_state
 from octavo_jax.scaling.state_gradients import watched_state
 
@@ -43,8 +43,8 @@ def undifferentiated(arrays: Arrays, why: str = _OF_QUANTIZER) -> Arrays:
     return refusing
 
 
-def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """`function(*arguments)` for the public function called `name`, which may be differentiated in reverse alone.
+def call_reverse_mode_only(name: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    """`function(*arguments)` for the public function called `name`, which may be differentiated in reverse mode alone.
 
     Forward-mode differentiation of it (`jax.jvp`, `jax.linearize`, inside of `jax.jit` and outside) is a TypeError with
     its name. A gradient that leaves out a delayed state warns, see `octavo_jax.scaling.state_gradients`. Inside
@@ -52,7 +52,7 @@ def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> R
     of arrays that shards share, and takes the largest of their amaxes of a delayed state.
     """
     # a state's "gradient" is none
-    return function(*_watched(reverse_alone(name, _alike(as_jax(arguments)), _is_state)))
+    return function(*_watched(refuse_forward_mode(name, _alike(as_jax(arguments)), _is_state)))
 
 
 def _is_state(leaf: Any) -> bool:

@@ -70,7 +70,7 @@ class ShardedGemm(NamedTuple):
     out_dtype: Any
 
 
-def rows_product(
+def rows_gemm(
     sharded: ShardedGemm,
     rows: RowOperand,
     w: GemmOperand,
@@ -120,7 +120,7 @@ def bias_arguments(bias: Array, scales: Array | None) -> dict[str, Array]:
     return {"bias": bias} if scales is None else {"bias": bias, "bias_scales": scales}
 
 
-def kernel_product(sharded: ShardedGemm, x: RowOperand, dy: RowOperand, group_sizes: Array) -> Array:
+def wgrad_gemm(sharded: ShardedGemm, x: RowOperand, dy: RowOperand, group_sizes: Array) -> Array:
     """dw with the axes of the kernel, from "wgrad" of each block."""
     placement, product, weight = sharded.placement, sharded.product, sharded.weight
     axis = ("g", *specs.matrix_letters(weight)).index(placement.gathered_letter)

@@ -1,9 +1,9 @@
 """Sums inside a region whose axes the caller made manual (`jax.shard_map`): over those axes they are JAX's own.
 
-A gradient of what shards share is summed by the transpose of what shared it: of the cast in
-`octavo_jax.quantizers.derivatives.in_reverse` where types are checked (check_vma=True), else of the shard_map itself.
-A y that is a partial sum is added up after the layer's custom_vjp, for without that check `jax.shard_map` gives each
-shard its share of dy, and counts on the transpose of the `psum` that made y.
+A gradient of what shards share is summed by the transpose of the operation that shared it: where types are checked
+(check_vma=True), of the cast in `octavo_jax.quantizers.derivatives.call_reverse_mode_only`, else of the shard_map. A y
+that is a partial sum is added up after the layer's custom_vjp: without that check `jax.shard_map` gives each shard its
+share of dy, and counts on the transpose of the `psum` that made y.
 """
 
 from __future__ import annotations

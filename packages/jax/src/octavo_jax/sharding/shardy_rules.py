@@ -1,7 +1,7 @@
 """Shardy's rules: which dimensions of a stage's operands and results are one factor, and which it must not shard.
 
 There is one rule for each stage: a quantizer, fprop, dgrad, wgrad, or the sums of a bias. None is written by hand: it
-follows from the letters that `octavo_jax.sharding.specs` gives the stage's arrays (`gemms.kernel_product` has those of
+follows from the letters that `octavo_jax.sharding.specs` gives the stage's arrays (`gemms.wgrad_gemm` has those of
 wgrad), so that a rule and the PartitionSpecs of the same stage cannot differ.
 """
 

@@ -12,6 +12,7 @@ from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand, RowsOrToken
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.computed_operands import ComputedOperand, activated_operand, wgrad_x_if_quantized
+from octavo_jax.linear.gemms import fprop
 from octavo_jax.linear.operands import (
     Context,
     QuantizedOperand,
@@ -20,7 +21,6 @@ from octavo_jax.linear.operands import (
     stored_weight,
     wgrad_x,
 )
-from octavo_jax.linear.products import forward_product
 from octavo_jax.linear.two_forms import Quantized, read_form
 from octavo_jax.mlp.autograd import DyOperands, Residuals, fc2_context_of, history_of
 from octavo_jax.mlp.plan import Mlp
@@ -56,7 +56,7 @@ class _ExpertLayer(NamedTuple):
             wq = quantize_operand(
                 layer.plan.quantize_w, layer, w, "w", self.context, history_of(self.state, "kernel")
             ).q
-        return forward_product(layer, x, xq, w, wq, self.bias, self.context)
+        return fprop(layer, x, xq, w, wq, self.bias, self.context)
 
     def dgrad_operand(self) -> GemmOperand:
         """What dgrad reads of the kernel."""

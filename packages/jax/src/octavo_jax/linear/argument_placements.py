@@ -23,7 +23,7 @@ from octavo_registry import Weight
 UNKNOWN = "traced, so that its place is not known before XLA partitions the program"
 
 
-class ArgumentPlaces(NamedTuple):
+class ArgumentPlacements(NamedTuple):
     """placed: where each argument is, in words; misplaced: what has to move before the layer can run."""
 
     placed: Mapping[str, str]
@@ -38,7 +38,7 @@ class ArgumentPlaces(NamedTuple):
         x: Array,
         kernel: Array,
         group_sizes: GroupSizes,
-    ) -> ArgumentPlaces:
+    ) -> ArgumentPlacements:
         """Of the arguments of `octavo_jax.grouped_dense`."""
         arrays: dict[str, Any] = {"x": x, "kernel": kernel, "group_sizes": group_sizes}
         wanted: dict[str, PartitionSpec] = dict.fromkeys(arrays, specs.WHOLE)
