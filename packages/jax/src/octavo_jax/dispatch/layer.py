@@ -23,7 +23,7 @@ from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of, multiprocessors_of
 from octavo_jax.dispatch.room import Room, check_room, leaving
 from octavo_jax.layouts.moves import CalledFunction
-from octavo_jax.memo import Identities, Memo
+from octavo_jax.memo import Interned, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import GemmRequest, LayerPlan, QuantizePlan, QuantizeRequest, Weight
 from octavo_registry.contract.bound import Bound
@@ -149,7 +149,7 @@ class Layer:
             return self
         key = self, tuple(None if plan is None else (plan.request.quantizer, plan.run) for plan in quantizers)
         plan = replace(self.plan, quantize_x=quantizers[0], quantize_w=quantizers[1])
-        return _layers.of(key, lambda: replace(self, plan=plan))
+        return _interned.of(key, lambda: replace(self, plan=plan))
 
     def _quantizer_read_by(
         self, gemms: Collection[Gemm], operand: Operand, plan: QuantizePlan | None
@@ -185,8 +185,8 @@ class Layer:
         return octavo_registry.plan(replace(request, quantizer=quantizer), backend=self.options.backend)
 
 
-_known: Memo[Layer] = Memo()
-_layers: Identities[Layer] = Identities()
+_planned: Memo[Layer] = Memo()
+_interned: Interned[Layer] = Interned()
 
 
 def layer_for(
@@ -220,7 +220,7 @@ def layer_for(
     )
     recipe = options.recipe
     key = (id(recipe), options[1:], request[1:])  # the hash of a recipe takes 2 microseconds
-    return _known.get(key, lambda: _plan_layer(request), recipe)
+    return _planned.get(key, lambda: _plan_layer(request), recipe)
 
 
 class _Dtypes(NamedTuple):
@@ -296,4 +296,4 @@ def _plan_layer(layer: LayerRequest) -> Layer:
     key = (recipe.fingerprint, options[1:], layer[1:], tuple(each.run for each in plan.plans))
     if options.room is not None and layer.multiprocessors is not None:
         plan = leaving(plan, options.room, layer.multiprocessors, f"the {kind} device")
-    return _layers.of(key, lambda: Layer(plan, layer, jnp.dtype(dtypes.out), jnp.dtype(dtypes.product)))
+    return _interned.of(key, lambda: Layer(plan, layer, jnp.dtype(dtypes.out), jnp.dtype(dtypes.product)))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from octavo_jax.memo import Identities
+from octavo_jax.memo import Interned
 from octavo_registry import LayerPlan
 from octavo_registry.contract.plan import Plan
 from octavo_registry.dispatch.limits import within
@@ -43,7 +43,7 @@ def check_room(room: object) -> Room | None:
     return room if room.gemms else None
 
 
-_functions: Identities[Callable[..., Any]] = Identities()
+_interned: Interned[Callable[..., Any]] = Interned()
 
 
 def leaving(plan: LayerPlan, room: Room, have: int, device: str) -> LayerPlan:
@@ -54,7 +54,7 @@ def leaving(plan: LayerPlan, room: Room, have: int, device: str) -> LayerPlan:
     most = have - room.gemms
 
     def limited(gemm: Gemm) -> Gemm:
-        run = _functions.of((gemm.run, most), lambda: within(gemm, room.gemms, have, device))
+        run = _interned.of((gemm.run, most), lambda: within(gemm, room.gemms, have, device))
         note = "; ".join(part for part in (gemm.note, f"on {most} of {have} multiprocessors") if part)
         return replace(gemm, bound=replace(gemm.bound, run=run), note=note)
 

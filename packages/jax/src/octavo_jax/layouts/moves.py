@@ -32,7 +32,7 @@ class MoveWarning(UserWarning):
 
 
 class CalledFunction(NamedTuple):
-    """The names that messages give to a layer and its arguments, and what happens to arrays that have to move.
+    """A public function that was called: what messages call it and its arguments, and its policy on arrays that move.
 
     function          the public function that was called
     x, kernel, bias   the names of its arguments

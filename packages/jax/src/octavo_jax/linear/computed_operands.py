@@ -125,7 +125,7 @@ def _quantized(
 
 
 def _is_cut(layer: Layer, letter: Letter) -> bool:
-    """Whether a mesh cuts the features. Then nothing is fused: the quantizer alone can combine amaxes over shards."""
+    """Whether a mesh cuts the features. Then nothing is fused: only an unfused quantizer combines amaxes of shards."""
     return layer.placement is not None and layer.placement.is_cut(letter)
 
 
@@ -151,8 +151,8 @@ def normalized_operand(
 
 
 def wgrad_x_if_quantized(layer: Layer, operand: ComputedOperand) -> GemmOperand | None:
-    """What the weight gradient reads of an operand that is cheap to compute again; None if that is not quantized, since
-    then it is computed again instead of kept."""
+    """What wgrad reads of an operand that is cheap to compute again; None if it reads the array, which is then not kept
+    but computed again."""
     return wgrad_x(layer, operand.array, operand.q) if layer.plan.recipe.quantizes("wgrad") else None
 
 

@@ -18,10 +18,10 @@ from octavo_jax.sharding.conflicts import check_shards
 from octavo_jax.sharding.dense import (
     as_row,
     as_stack,
-    gathered_factors,
+    gathered_shards,
     in_blocks,
     matrix_placement,
-    one_group_each,
+    sizes_of_one_group,
 )
 from octavo_jax.sharding.explicit import placed_state
 from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes
@@ -62,7 +62,7 @@ def dense_operands(
     """
     kernel = as_array("kernel", kernel)
     placement = matrix_placement(function, sharding, x, kernel, kernel=kernel, bias=bias, state=state)
-    axes = dense_axes(contracting_dims, x.shape, kernel.shape, gathered_factors(placement))
+    axes = dense_axes(contracting_dims, x.shape, kernel.shape, gathered_shards(placement))
     if 0 in kernel.shape:
         raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
     bias = None if bias is None else as_array("bias", bias)
@@ -83,5 +83,5 @@ def dense_operands(
     if placement is not None and state is not None:
         state = placed_state(placement, "state", state)
     row = on_first_shard(as_row(placement, bias), partial_axes)
-    sizes = one_group_each(placement, rows)
+    sizes = sizes_of_one_group(placement, rows)
     return DenseOperands(axes, layer, placement, rows, matrix, row, state, sizes, partial_axes)

@@ -18,7 +18,7 @@ from octavo_jax.linear.gemms import bias_gradient, dgrad, fprop, wgrad
 from octavo_jax.linear.operands import Context, dgrad_weight, quantize_operand, stored_weight
 from octavo_jax.linear.probed_arguments import ProbedArguments
 from octavo_jax.linear.two_forms import Quantized
-from octavo_jax.memo import Identities, Memo
+from octavo_jax.memo import Interned, Memo
 from octavo_jax.scaling.delayed_state import DelayedState, merged
 
 
@@ -38,8 +38,8 @@ class NormLayer:
         return self if self.layer.request.training else norm_layer_of(self.layer.for_training(), self.norm)
 
 
-_known: Memo[NormLayer] = Memo()
-_layers: Identities[NormLayer] = Identities()
+_planned: Memo[NormLayer] = Memo()
+_interned: Interned[NormLayer] = Interned()
 
 
 def norm_layer_of(layer: Layer, norm: NormSpec) -> NormLayer:
@@ -48,9 +48,9 @@ def norm_layer_of(layer: Layer, norm: NormSpec) -> NormLayer:
     def build() -> NormLayer:
         x = layer.plan.quantize_x
         run = None if x is None else norm_run(x, norm, layer.options.backend, layer)
-        return _layers.of((layer, norm, run), lambda: NormLayer(layer, norm, run))
+        return _interned.of((layer, norm, run), lambda: NormLayer(layer, norm, run))
 
-    return _known.get((layer, norm), build)
+    return _planned.get((layer, norm), build)
 
 
 class NormalizedDenseArrays(NamedTuple):

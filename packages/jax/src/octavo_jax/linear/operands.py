@@ -124,7 +124,7 @@ def gemm_operand(q: Quantized | None, array: Array, quantized: bool) -> GemmOper
 
 
 def _kept_plane(q: Quantized | None, array: Array, quantized: bool, direction: Direction) -> GemmOperand:
-    """What a GEMM of the backward pass multiplies: codes in one plane, or the array."""
+    """What the backward pass keeps of an operand for a GEMM: codes in one plane, or the array."""
     operand = gemm_operand(kept_form(q), array, quantized)
     return one_plane(operand, direction) if isinstance(operand, GroupedTensor) else operand
 
@@ -135,12 +135,12 @@ def stored_weight(layer: Layer, kernel: Array) -> Array:
 
 
 def wgrad_x(layer: Layer, x: Array, xq: Quantized | None) -> GemmOperand:
-    """What the weight gradient reads of x."""
+    """What wgrad reads of x, to be kept: one plane, or the array."""
     return _kept_plane(xq, x, layer.plan.recipe.quantizes("wgrad"), "columnwise")
 
 
 def dgrad_weight(layer: Layer, kernel: Array, wq: Quantized | None) -> GemmOperand:
-    """What the input gradient reads of the kernel: one plane, or the kernel itself with the caller's axes."""
+    """What dgrad reads of the kernel, to be kept: one plane, or the kernel itself with the caller's axes."""
     reads_rows = readers("w", layer.plan.fprop.request.weight)[0] == "dgrad"
     quantized = layer.plan.recipe.quantizes("dgrad")
     return _kept_plane(wq, kernel, quantized, "rowwise" if reads_rows else "columnwise")

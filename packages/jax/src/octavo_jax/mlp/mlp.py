@@ -52,9 +52,9 @@ from octavo_jax.sharding.dense import (
     as_stack,
     in_blocks,
     matrix_placement,
-    one_group_each,
     out_of_blocks,
-    whole_scales,
+    replicated_scales,
+    sizes_of_one_group,
 )
 from octavo_jax.sharding.explicit import placed_as
 from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes, summed_result
@@ -205,10 +205,10 @@ def layernorm_mlp(
     options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
     biases = as_row(placements[0], bi), on_first_shard(as_row(placements[1], bo), partial_axes)
-    gamma, beta = whole_scales("layernorm_mlp", placements[0], gamma, beta)
+    gamma, beta = replicated_scales("layernorm_mlp", placements[0], gamma, beta)
     (wi, wo), (bi, bo) = kernels, biases
     arrays = MlpArrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
-    arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
+    arrays, state, sizes = placed_mlp(placements, arrays, state, sizes_of_one_group(placements[0], rows))
     context = context_of(recipe, sizes, seed, 0)
     y, new_state = call_reverse_mode_only("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)
     y = summed_result(y, partial_axes, recipe, x, preferred_element_type)

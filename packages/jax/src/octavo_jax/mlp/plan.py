@@ -18,7 +18,7 @@ from octavo_jax.dispatch.fused import (
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.functions.norms import NormSpec
 from octavo_jax.linear.computed_operands import ActivationQuantizer
-from octavo_jax.memo import Identities, Memo
+from octavo_jax.memo import Interned, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry.contract.cards import Activated, Activation
 
@@ -68,8 +68,8 @@ class Mlp:
         return mlp_of(self.fc1.for_training(), self.fc2.for_training(), self.activation, self.norm)
 
 
-_known: Memo[Mlp] = Memo()
-_mlps: Identities[Mlp] = Identities()
+_planned: Memo[Mlp] = Memo()
+_interned: Interned[Mlp] = Interned()
 
 
 def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None) -> Mlp:
@@ -84,17 +84,17 @@ def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None
             None if activated is None else activation_run(activated, activation, backend, fc2),
             None if gradient is None else gradient_run(gradient, activation, backend, fc1),
         )
-        alone = (
+        unquantized = (
             None if _quantizes_x(fc2) else _values(fc2, "act_quantize", activation),
             None if gradient is not None or not fc1.request.training else _values(fc1, "dact_quantize", activation),
         )
-        return _mlps.of((*key, runs, alone), lambda: Mlp(*key, *runs, *alone))
+        return _interned.of((*key, runs, unquantized), lambda: Mlp(*key, *runs, *unquantized))
 
-    return _known.get(key, build)
+    return _planned.get(key, build)
 
 
 def _quantizes_x(fc2: Layer) -> bool:
-    """Whether no product of fc2 reads the activation itself."""
+    """Whether fc2's GEMMs read codes of the activation alone, so that nothing computes it without quantizing."""
     return fc2.plan.quantize_x is not None and fc2.plan.recipe.quantizes("wgrad")
 
 

@@ -80,10 +80,10 @@ def arrange(
     experts = named(as_int32(experts), checkpoint_name)
     if mask is not None:
         experts = jnp.where(mask[:, None], experts, num_experts)
-    return arranged(experts, weights, num_experts, checkpoint_name, backend, rows=rows)
+    return arrange_checked(experts, weights, num_experts, checkpoint_name, backend, rows=rows)
 
 
-def arranged(
+def arrange_checked(
     experts: Array,
     weights: Array,
     num_experts: int,
@@ -92,13 +92,13 @@ def arranged(
     probabilities: Array | None = None,
     rows: int | None = None,
 ) -> Routing:
-    """`arrange` of choices that are checked and named; `rows` as there."""
+    """`arrange` of choices that have been checked and named; `rows` as there."""
     tokens, k = experts.shape
     check_fixed(tokens, "experts")
     if tokens * k >= _MAX_ROWS:
         raise ValueError(f"{tokens} tokens with {k} choices are 2^31 rows or more; route fewer tokens at once")
     route = route_for(num_experts, DeviceAndBackends.of(experts, backend))
-    sizes, order, position, taken = (route or _sorted)(experts, num_experts)
+    sizes, order, position, taken = (route or _route_by_sorting)(experts, num_experts)
     order, position = named(order, checkpoint_name), named(position, checkpoint_name)
     if rows is not None and rows < tokens * k:
         order, sizes = order[:rows], limited(sizes, rows)
@@ -112,7 +112,7 @@ def arranged(
     )
 
 
-def _sorted(experts: Array, num_experts: int) -> tuple[Array, Array, Array, Array]:
+def _route_by_sorting(experts: Array, num_experts: int) -> tuple[Array, Array, Array, Array]:
     """As octavo_registry.contract.moves.Route has it."""
     taken = (experts >= 0) & (experts < num_experts)
     keys = jnp.where(taken, experts, num_experts).astype(jnp.int32).reshape(-1)

@@ -29,7 +29,7 @@ from octavo_jax.moe.arrangement import Routing
 from octavo_jax.moe.block import block_of, check_block_arguments, run_block
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange, Way
 from octavo_jax.moe.expert_parallel import WITHOUT_RAGGED_ALL_TO_ALL, chosen_way
-from octavo_jax.moe.experts import LocalExperts, composes
+from octavo_jax.moe.experts import LocalExperts, needs_composition
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
 from octavo_jax.moe.layer.tokens import dy_sources, gathers, gathers_codes, quantizes_tokens
@@ -168,7 +168,7 @@ class _ReportingExperts(LocalExperts):
 
     def routed(self, x: Array, routing: Routing) -> Any:
         whole = "a mesh cuts them, or sums stand behind the experts"
-        why = whole if composes(self.options.sharding, x, self.wo) else ""
+        why = whole if needs_composition(self.options.sharding, x, self.wo) else ""
         self._report(x, routing.group_sizes, len(routing.order), why)
         return super().routed(x, routing)
 

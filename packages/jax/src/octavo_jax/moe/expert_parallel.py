@@ -16,12 +16,12 @@ from octavo_jax.arrays.recipes import as_recipe
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.device import device_of
 from octavo_jax.mlp.mlp import States
-from octavo_jax.moe.arrangement import arrange, arranged
+from octavo_jax.moe.arrangement import arrange, arrange_checked
 from octavo_jax.moe.exchange import Exchange, TokenExchange, Way, all_gather_tokens, reduce_scatter_sums
 from octavo_jax.moe.experts import LocalExperts, check_experts
 from octavo_jax.moe.permutation import combine, permute, row_weights
 from octavo_jax.moe.ragged_exchange import exchange_slices, return_rows, send_rows
-from octavo_jax.moe.routing import Choices
+from octavo_jax.moe.routing import RouterOutput
 
 WITHOUT_RAGGED_ALL_TO_ALL = ("cpu",)
 """Platforms whose XLA lacks this collective."""
@@ -50,7 +50,7 @@ def chosen_way(exchange: Exchange, k: int, devices: int, platform: str) -> Way:
 
 
 def spread_mlp(
-    x: Array, choices: Choices, experts: LocalExperts, axes: tuple[str, ...], exchange: Exchange
+    x: Array, choices: RouterOutput, experts: LocalExperts, axes: tuple[str, ...], exchange: Exchange
 ) -> SpreadResult:
     """This device's tokens through the experts of all devices.
 
@@ -75,7 +75,7 @@ def spread_mlp(
 
 
 def _by_gather(
-    x: Array, choices: Choices, experts: LocalExperts, token_exchange: TokenExchange, rows: int
+    x: Array, choices: RouterOutput, experts: LocalExperts, token_exchange: TokenExchange, rows: int
 ) -> SpreadResult:
     numbers, weights = (lax.all_gather(a, token_exchange.axes, tiled=True) for a in choices[:2])
     local = numbers - lax.axis_index(token_exchange.axes) * experts.number
@@ -88,11 +88,11 @@ def _by_gather(
 
 
 def _by_ragged_exchange(
-    x: Array, choices: Choices, experts: LocalExperts, token_exchange: TokenExchange, rows: int
+    x: Array, choices: RouterOutput, experts: LocalExperts, token_exchange: TokenExchange, rows: int
 ) -> SpreadResult:
     all_experts = lax.axis_size(token_exchange.axes) * experts.number
     name, backend = experts.options.checkpoint_name, experts.options.backend
-    routing = arranged(choices.experts, choices.weights, all_experts, name, backend)
+    routing = arrange_checked(choices.experts, choices.weights, all_experts, name, backend)
     slices, out_rows = exchange_slices(routing.group_sizes, token_exchange.axes, rows), len(routing.order)
     probs = None
     if experts.weights_on == "activation":

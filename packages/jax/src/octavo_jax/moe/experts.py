@@ -91,9 +91,11 @@ def routed_mlp(
     )
     out_dtype = element_type(preferred_element_type, x.dtype)
     mlp_arrays = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
-    if composes(sharding, x, wo):
-        check_kept_whole(form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,")
-        return _composed(x, routing, mlp_arrays, weights_on, out_dtype, options)
+    if needs_composition(sharding, x, wo):
+        check_form_of_composition(
+            form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,"
+        )
+        return _run_composed(x, routing, mlp_arrays, weights_on, out_dtype, options)
     call = resolve_call(mlp_arrays, routing.group_sizes, options, len(routing.order))
     plan = moe_plan_of(call.mlp, form, weight_codes, weights_on, out_dtype)
     a = call.arrays
@@ -103,10 +105,10 @@ def routed_mlp(
     return y if state is None else (y, new_state)
 
 
-def _composed(
+def _run_composed(
     x: Array, routing: Routing, a: MlpArrays, weights_on: WeightsOn, out_dtype: DTypeLike, options: MlpOptions
 ) -> Any:
-    """The same bits from three operations, each of which a mesh may shard in its own way."""
+    """`routed_mlp` as permute, grouped_mlp and combine, with the same bits; a mesh may shard each in its own way."""
     on_output = weights_on == "output"
     probs = None if on_output else row_weights(routing)
     result = grouped_mlp(
@@ -125,16 +127,17 @@ def _composed(
     return (y, *new_state) if new_state else y
 
 
-def composes(sharding: MeshAxes | None, x: Array, wo: Array) -> bool:
-    """Whether a mesh cuts the rows of this call, or a sum over shards stands between experts and combination."""
+def needs_composition(sharding: MeshAxes | None, x: Array, wo: Array) -> bool:
+    """Whether rows are permuted, multiplied and combined by separate functions: if a mesh cuts rows of this call, or
+    the experts' results are summed over shards first."""
     if sharding is None or not sharding.every:
         return False
     placement = Placement(sharding, mesh_of(x, wo), ())
     return placement.route != "manual" or bool(placement.shard_count(sharding.names("tp")) > 1)
 
 
-def check_kept_whole(form: Form, weight_codes: WeightCodes, what: str) -> None:
-    """ValueError for what only the one call from tokens to tokens can do; `what` does not go through it."""
+def check_form_of_composition(form: Form, weight_codes: WeightCodes, what: str) -> None:
+    """ValueError for forms that only the one function from tokens to tokens has; `what` is composed of others."""
     if form in ("lean", "recompute") or weight_codes == "remake":
         raise ValueError(
             f"form is {form!r} and weight_codes {weight_codes!r}; {what} are kept as octavo_jax.grouped_mlp keeps "
@@ -202,7 +205,7 @@ class LocalExperts:
 
     def grouped(self, rows: Array, group_sizes: Array, probs: Array | None) -> tuple[Array, States | None]:
         """`octavo_jax.grouped_mlp` of rows that are sorted by expert, and the new state or None."""
-        check_kept_whole(self.form, self.weight_codes, "rows of a ragged exchange")
+        check_form_of_composition(self.form, self.weight_codes, "rows of a ragged exchange")
         result = grouped_mlp(
             rows,
             self.wi,

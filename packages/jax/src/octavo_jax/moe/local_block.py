@@ -15,13 +15,13 @@ from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.dispatch.room import Room
 from octavo_jax.mlp.call import MlpOptions
 from octavo_jax.mlp.mlp import OutputNames, States
-from octavo_jax.moe.arrangement import arranged, counts
+from octavo_jax.moe.arrangement import arrange_checked, counts
 from octavo_jax.moe.exchange import Exchange
 from octavo_jax.moe.expert_parallel import spread_mlp
 from octavo_jax.moe.experts import LocalExperts
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.router.logits import router_logits
-from octavo_jax.moe.routing import RouterStats, choose, stats_of
+from octavo_jax.moe.routing import RouterStats, choose_unmasked, stats_of
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Activation
 
@@ -91,7 +91,7 @@ class MoeBlock:
             # a masked token may hold NaN, which the router's gradient would multiply by 0
             tokens = jnp.where(mask[:, None], tokens, 0)
         logits = router_logits(tokens, a.router)
-        choices = choose(
+        choices = choose_unmasked(
             logits,
             self.rule,
             bias=a.choice_bias,
@@ -110,7 +110,7 @@ class MoeBlock:
             y, dropped, state = spread_mlp(tokens, choices, experts, spread, self.exchange)
         else:
             name, backend = self.checkpoint_name, self.backend
-            routing = arranged(choices.experts, choices.weights, logits.shape[1], name, backend)
+            routing = arrange_checked(choices.experts, choices.weights, logits.shape[1], name, backend)
             y, state = experts.routed(tokens, routing)
             load = routing.group_sizes
         y = y.reshape(*a.x.shape[:-1], y.shape[-1])

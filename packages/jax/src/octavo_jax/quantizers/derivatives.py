@@ -37,8 +37,8 @@ def _refused(why: str, primals: Any, tangents: Any) -> Any:
 
 
 def undifferentiated(arrays: Arrays, why: str = _OF_QUANTIZER) -> Arrays:
-    """An array or a tree of arrays; TypeError, which says `why`, where a derivative is taken through one, second
-    derivatives of layers among them."""
+    """`arrays`, an array or a tree; TypeError, which says `why`, where a derivative is taken through one. Second
+    derivatives of layers are refused so, too."""
     refusing: Arrays = jax.tree.map(lambda x: _same(as_jax(x), why) if isinstance(x, jax.core.Tracer) else x, arrays)
     return refusing
 
@@ -51,15 +51,16 @@ def call_reverse_mode_only(name: str, function: Callable[..., Result], *argument
     `jax.shard_map` every array has one type from here on, as custom_vjps want it; what transposes that sums gradients
     of arrays that shards share, and takes the largest of their amaxes of a delayed state.
     """
-    # a state's "gradient" is none
-    return function(*_watched(refuse_forward_mode(name, _alike(as_jax(arguments)), _is_state)))
+    # states are spared, because their "gradients" are not derivatives
+    return function(*_watched(refuse_forward_mode(name, _of_one_type(as_jax(arguments)), _is_state)))
 
 
 def _is_state(leaf: Any) -> bool:
     return isinstance(leaf, DelayedState)
 
 
-def _alike(arguments: Any) -> Any:
+def _of_one_type(arguments: Any) -> Any:
+    """`arguments` inside `jax.shard_map`, whose arrays all differ over the mesh axes over which one of them does."""
     axes = varying_axes(arguments)
     if not axes:
         return arguments

@@ -119,6 +119,6 @@ def roles_in_force(sharding: MeshAxes | None) -> MeshAxes | None:
 
 
 def called_function(function: str, sharding: MeshAxes | None) -> CalledFunction:
-    """A public function that was given `sharding`, for messages."""
+    """The public function of this name that was given `sharding`: its names in messages, and its policy on moves."""
     roles = roles_in_force(sharding)
     return CalledFunction(function, moves=roles.moves) if isinstance(roles, MeshAxes) else CalledFunction(function)

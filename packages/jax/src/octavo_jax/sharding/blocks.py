@@ -62,7 +62,7 @@ class Blocks(NamedTuple):
         """Arrays with the leading axes, from one part per block, in order."""
         return _stacked(parts, self.lead)
 
-    def added(self, each: Sequence[Array]) -> Array:
+    def summed_over_data(self, each: Sequence[Array]) -> Array:
         """[E * G, ...] from [G, ...] of each block, in order: the data blocks of an expert block are added up."""
         totals: list[Array] = []
         for number, sums in enumerate(each):
@@ -87,7 +87,7 @@ class Blocks(NamedTuple):
         return here * self.placement.shard_count(axes), lax.axis_index(axes).astype(jnp.uint32) * np.uint32(here)
 
 
-def of_expert(tree: Tree, e: int) -> Tree:
+def expert_block(tree: Tree, e: int) -> Tree:
     """The expert block's part of arrays with the leading axis E."""
     return jax.tree.map(lambda array: array[e], tree)  # type: ignore[no-any-return]
 

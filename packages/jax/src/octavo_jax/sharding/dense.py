@@ -65,7 +65,7 @@ def matrix_placement(
     return replace(placement, blocks=(shards,))
 
 
-def gathered_factors(placement: Placement | None) -> tuple[int, int]:
+def gathered_shards(placement: Placement | None) -> tuple[int, int]:
     """How many shards of K and of N the caller's shard_map has made along fsdp."""
     return (1, 1) if placement is None else (placement.whole_size("k", 1), placement.whole_size("n", 1))
 
@@ -124,7 +124,7 @@ def as_row(placement: Placement | None, bias: Array | None) -> Array | None:
     return reshaped(placement, bias, (1, bias.size), specs.groups(placement, columns="o"))
 
 
-def whole_scales(
+def replicated_scales(
     function: str, placement: Placement | None, gamma: Array, beta: Array | None
 ) -> tuple[Array, Array | None]:
     """gamma and beta [K] of a normalization before the layer; ValueError where an Explicit mesh cuts them, for every
@@ -136,7 +136,7 @@ def whole_scales(
     return placed(mesh, "gamma", gamma, whole), None if beta is None else placed(mesh, "beta", beta, whole)
 
 
-def one_group_each(placement: Placement | None, rows: Array) -> Array:
+def sizes_of_one_group(placement: Placement | None, rows: Array) -> Array:
     """The sizes of rows that are one group: [1], or [F, 1] of blocks."""
     sizes = one_group(rows.shape[-2])
     if placement is None or not placement.blocks:

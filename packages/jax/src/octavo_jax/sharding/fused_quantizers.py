@@ -84,7 +84,7 @@ class _OfShard:
                 amaxes[block.e].append(amax_of(extras.activated, of_block) if extras.amax is None else extras.amax)
         joined = {name: blocks.join(by_name[name]) for name in self.extra_names if name in _ROWS}
         if "dbias" in by_name:
-            joined["dbias"] = summed(placement, blocks.added(by_name["dbias"]), placement.data_axes)
+            joined["dbias"] = summed(placement, blocks.summed_over_data(by_name["dbias"]), placement.data_axes)
         if scale is not None:
             joined["amax"] = jnp.concatenate([largest_amax(each, placement.data_axes) for each in amaxes])
         return blocks.join(parts), joined

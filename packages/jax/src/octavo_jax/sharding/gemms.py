@@ -20,7 +20,7 @@ from octavo_jax.arithmetic.gemm import add_bias, bias_products, group_sums
 from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.sharding import planes, specs
-from octavo_jax.sharding.blocks import Blocks, of_expert
+from octavo_jax.sharding.blocks import Blocks, expert_block
 from octavo_jax.sharding.manual import summed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.run_on_shards import run_on_shards
@@ -96,7 +96,7 @@ def rows_gemm(
             block_scales = None if scales is None else blocks.take(scales, block)
             # to partial sums the bias is added once, after they are summed
             fused_bias = {} if block_bias is None or partial_axes else bias_arguments(block_bias, block_scales)
-            out = product(blocks.take(rows, block), of_expert(whole, block.e), block_sizes, **fused_bias)
+            out = product(blocks.take(rows, block), expert_block(whole, block.e), block_sizes, **fused_bias)
             if partial_axes:
                 out = lax.psum(out, partial_axes)  # type: ignore[no-untyped-call]
                 out = out if block_bias is None else add_bias(out, block_bias, block_sizes, block_scales)
@@ -168,7 +168,7 @@ def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any, s
         for block in blocks:
             block_scales = None if scales is None else blocks.take(scales, block)
             each.append(group_sums(blocks.take(dy, block), blocks.take(sizes, block), block_scales))
-        return summed(placement, blocks.added(each), placement.data_axes).astype(dtype)
+        return summed(placement, blocks.summed_over_data(each), placement.data_axes).astype(dtype)
 
     result: Array = run_on_shards(
         placement,

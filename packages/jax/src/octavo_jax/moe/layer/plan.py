@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from jax.typing import DTypeLike
 
 from octavo.recipe_base import Gemm
-from octavo_jax.memo import Identities
+from octavo_jax.memo import Interned
 from octavo_jax.mlp.plan import Mlp, mlp_of
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.row_functions import DeviceAndBackends, RowFunctions, row_functions_for
@@ -38,12 +38,12 @@ class MoePlan:
 
     def for_training(self) -> MoePlan:
         """The layer with its gradients planned, too."""
-        return replace(self, mlp=self.mlp.for_training()).known()
+        return replace(self, mlp=self.mlp.for_training()).interned()
 
-    def known(self) -> MoePlan:
-        """The plan of these fields: the same object for the same ones."""
+    def interned(self) -> MoePlan:
+        """The plan with these fields: the same object each time."""
         key = tuple(getattr(self, field.name) for field in fields(self))
-        return _plans.of(key, lambda: self)
+        return _interned.of(key, lambda: self)
 
     @property
     def forward_mlp(self) -> Mlp:
@@ -57,7 +57,7 @@ class MoePlan:
         return _quantizing(self.mlp, _WGRAD, _DGRAD)
 
 
-_plans: Identities[MoePlan] = Identities()
+_interned: Interned[MoePlan] = Interned()
 
 
 def moe_plan_of(
@@ -66,7 +66,7 @@ def moe_plan_of(
     """The plan with these fields, and with functions that move rows as the caller's mesh allows."""
     where = DeviceAndBackends(mlp.fc2.request.device, mlp.fc2.options.backend)
     functions = row_functions_for(mlp.fc2.y_dtype, where)
-    return MoePlan(mlp, form, weight_codes, weights_on, out_dtype, functions).known()
+    return MoePlan(mlp, form, weight_codes, weights_on, out_dtype, functions).interned()
 
 
 def _quantizing(mlp: Mlp, x: Collection[Gemm], w: Collection[Gemm]) -> Mlp:

@@ -98,10 +98,10 @@ def choose_experts(
                 f"replay has shape {list(replay.shape)} and k is {rule.k}; give {[logits.shape[0], rule.k]}"
             )
         replay = as_int32(replay)
-    return chosen(logits, rule, bias, replay, checkpoint_name, backend)
+    return choose_checked(logits, rule, bias, replay, checkpoint_name, backend)
 
 
-def chosen(
+def choose_checked(
     logits: Array,
     rule: RouterRule,
     bias: Array | None,
@@ -170,8 +170,8 @@ def _logits_to_order(logits: Array) -> Array:
 
 def _largest(values: Array, k: int, checkpoint_name: str | None) -> Array:
     """int32 [T, k], where the k largest of each row are: NaN before all, and the lower index among equals."""
-    _, chosen = lax.top_k(_without_signs_of_nan(values), k)
-    return named(chosen.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
+    _, indices = lax.top_k(_without_signs_of_nan(values), k)
+    return named(indices.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
 
 
 def _without_signs_of_nan(values: Array) -> Array:
