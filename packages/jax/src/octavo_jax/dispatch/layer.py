@@ -21,7 +21,7 @@ from octavo_jax.arrays.checks import check_fixed_axes, check_text
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of, multiprocessors_of
-from octavo_jax.dispatch.room import Room, check_room, leaving
+from octavo_jax.dispatch.room import Room, check_room, plan_with_room
 from octavo_jax.layouts.moves import CalledFunction
 from octavo_jax.memo import Interned, Memo
 from octavo_jax.sharding.placement import Placement
@@ -295,5 +295,5 @@ def _plan_layer(layer: LayerRequest) -> Layer:
     )
     key = (recipe.fingerprint, options[1:], layer[1:], tuple(each.run for each in plan.plans))
     if options.room is not None and layer.multiprocessors is not None:
-        plan = leaving(plan, options.room, layer.multiprocessors, f"the {kind} device")
+        plan = plan_with_room(plan, options.room, layer.multiprocessors, f"the {kind} device")
     return _interned.of(key, lambda: Layer(plan, layer, jnp.dtype(dtypes.out), jnp.dtype(dtypes.product)))

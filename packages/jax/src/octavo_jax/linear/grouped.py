@@ -22,7 +22,7 @@ from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
-from octavo_jax.sharding.explicit import placed_as, placed_layer
+from octavo_jax.sharding.explicit import LayerArrays, placed_as, placed_layer
 from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes, summed_result
 from octavo_jax.sharding.placement_of_call import placement_of
 
@@ -120,17 +120,16 @@ def grouped_dense(
         room=room,
     )
     layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)
-    layer_state = state
+    a = LayerArrays(rows, kernel, on_first_shard(bias, partial_axes), sizes, state)
     if placement is not None:
-        arrays = rows, kernel, on_first_shard(bias, partial_axes), sizes, state
-        rows, kernel, bias, sizes, layer_state = placed_layer(placement, weight, *arrays)
-    context = context_of(recipe, sizes, seed, group_offset)
-    y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, layer_state, context)
+        a = placed_layer(placement, weight, a)
+    context = context_of(recipe, a.group_sizes, seed, group_offset)
+    y, new_state = run_layer("grouped_dense", layer, a.x, a.kernel, a.bias, a.state, context)
     y = summed_result(y, partial_axes, recipe, x, preferred_element_type)
     y = y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y
     results: list[Any] = [expert_rows.out_of_blocks(y)]
     if state is not None:
         results.append(placed_as(state, new_state))
     if return_status:
-        results.append(status(sizes, rows.shape[-2]))
+        results.append(status(a.group_sizes, a.x.shape[-2]))
     return results[0] if len(results) == 1 else tuple(results)

@@ -26,7 +26,7 @@ from octavo_jax.linear.normalized_autograd import NormalizedDenseArrays, norm_la
 from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
-from octavo_jax.sharding.dense import out_of_blocks, replicated_scales
+from octavo_jax.sharding.dense import out_of_blocks, replicated_norm_parameters
 from octavo_registry.contract.cards import Norm
 
 
@@ -88,7 +88,7 @@ def layernorm_dense(
             "contract that one"
         )
     context = context_of(recipe, operands.group_sizes, seed, 0)
-    gamma, beta = replicated_scales("layernorm_dense", placement, gamma, beta)
+    gamma, beta = replicated_norm_parameters("layernorm_dense", placement, gamma, beta)
     arrays = NormalizedDenseArrays(operands.x, gamma, beta, operands.kernel, operands.bias)
     normalized = norm_layer_of(operands.layer, spec)
     outputs = call_reverse_mode_only(

@@ -151,12 +151,12 @@ def forward(
     states: States | None,
     context: Context,
     x1: ComputedOperand | None = None,
-    gathered: TokenRows[Array] | None = None,
+    x1_tokens: TokenRows[Array] | None = None,
 ) -> tuple[tuple[Array, States | None], Intermediates]:
     """((y, the states with the forward's amaxes), the intermediate arrays).
 
-    x1         fc1's x, if the caller has quantized it
-    gathered   what fc1 multiplies instead of x1, if it gathers its rows from tokens
+    x1          fc1's x, if the caller has quantized it
+    x1_tokens   what fc1 multiplies instead of x1, if it gathers its rows from tokens
     """
     fc1, fc2, norm = mlp.fc1, mlp.fc2, None
     a, context = _probed(mlp, a), ProbedArguments.of(fc1).context(context)
@@ -171,7 +171,7 @@ def forward(
         x1, norm = normalized_operand(mlp.quantize_normalized, fc1, mlp.norm, arrays, context, history_of(s1, "x"))
     wi = stored_weight(fc1, a.wi)
     w1, w1_history = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, history_of(s1, "kernel"))
-    y1 = fprop(fc1, x1.array if gathered is None else gathered, x1.q, wi, w1, a.bi, context)
+    y1 = fprop(fc1, x1.array if x1_tokens is None else x1_tokens, x1.q, wi, w1, a.bi, context)
     fc2_context = fc2_context_of(context)
     x2 = activated_operand(mlp.activation_quantizer(a.probs), fc2, y1, fc2_context, history_of(s2, "x"))
     wo = stored_weight(fc2, a.wo)

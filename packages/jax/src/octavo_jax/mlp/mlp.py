@@ -53,7 +53,7 @@ from octavo_jax.sharding.dense import (
     in_blocks,
     matrix_placement,
     out_of_blocks,
-    replicated_scales,
+    replicated_norm_parameters,
     sizes_of_one_group,
 )
 from octavo_jax.sharding.explicit import placed_as
@@ -205,7 +205,7 @@ def layernorm_mlp(
     options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
     biases = as_row(placements[0], bi), on_first_shard(as_row(placements[1], bo), partial_axes)
-    gamma, beta = replicated_scales("layernorm_mlp", placements[0], gamma, beta)
+    gamma, beta = replicated_norm_parameters("layernorm_mlp", placements[0], gamma, beta)
     (wi, wo), (bi, bo) = kernels, biases
     arrays = MlpArrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
     arrays, state, sizes = placed_mlp(placements, arrays, state, sizes_of_one_group(placements[0], rows))

@@ -98,28 +98,28 @@ def arrange_checked(
     if tokens * k >= _MAX_ROWS:
         raise ValueError(f"{tokens} tokens with {k} choices are 2^31 rows or more; route fewer tokens at once")
     route = route_for(num_experts, DeviceAndBackends.of(experts, backend))
-    sizes, order, position, taken = (route or _route_by_sorting)(experts, num_experts)
+    sizes, order, position, routed = (route or _route_by_sorting)(experts, num_experts)
     order, position = named(order, checkpoint_name), named(position, checkpoint_name)
     if rows is not None and rows < tokens * k:
         order, sizes = order[:rows], limited(sizes, rows)
-        taken &= position < rows
+        routed &= position < rows
     return Routing(
         group_sizes=sizes,
         order=order,
         position=position,
-        weights=jnp.where(taken, in_fp32(weights), np.float32(0)),
+        weights=jnp.where(routed, in_fp32(weights), np.float32(0)),
         probabilities=probabilities,
     )
 
 
 def _route_by_sorting(experts: Array, num_experts: int) -> tuple[Array, Array, Array, Array]:
     """As octavo_registry.contract.moves.Route has it."""
-    taken = (experts >= 0) & (experts < num_experts)
-    keys = jnp.where(taken, experts, num_experts).astype(jnp.int32).reshape(-1)
+    routed = (experts >= 0) & (experts < num_experts)
+    keys = jnp.where(routed, experts, num_experts).astype(jnp.int32).reshape(-1)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
     numbers = jnp.arange(keys.size, dtype=jnp.int32)
     position = numbers.at[order].set(numbers, unique_indices=True, mode="promise_in_bounds")
-    return counts(keys, num_experts), order, position.reshape(experts.shape), taken
+    return counts(keys, num_experts), order, position.reshape(experts.shape), routed
 
 
 def counts(experts: Array, num_experts: int) -> Array:

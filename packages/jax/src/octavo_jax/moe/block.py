@@ -160,14 +160,14 @@ def check_block_arguments(
     a: BlockArrays, dtype: DTypeLike | None, sharding: MeshAxes | None, exchange: Exchange
 ) -> tuple[BlockArrays, MeshAxes | None]:
     """`moe_mlp`'s arrays as JAX's, and the axes in force; ValueError for arguments that do not fit."""
-    x, mask, router, wi, wo, bi, bo = a[:7]
+    mask = a.mask
     optional = {name: getattr(a, name) for name in ("mask", "choice_bias", "replay")}
     present = {name: array for name, array in optional.items() if array is not None}
-    check_arrays(x=x, router=router, wi=wi, wo=wo, **present)
-    x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
+    check_arrays(x=a.x, router=a.router, wi=a.wi, wo=a.wo, **present)
+    x, router, wi, wo = (as_array(name, getattr(a, name)) for name in ("x", "router", "wi", "wo"))
     check_fixed_axes("x", x.shape)
     check_fixed_axes("router", router.shape)
-    bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
+    bi, bo = None if a.bi is None else as_array("bi", a.bi), None if a.bo is None else as_array("bo", a.bo)
     choice_bias = None if a.choice_bias is None else as_array("choice_bias", a.choice_bias)
     if not isinstance(exchange, Exchange):
         raise ValueError(f"exchange is a {type(exchange).__name__}; give an octavo_jax.moe.Exchange")

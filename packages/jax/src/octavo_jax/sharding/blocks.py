@@ -79,12 +79,14 @@ class Blocks(NamedTuple):
         number = (first_f + np.uint32(block.f)) * np.uint32(experts) + first_e + np.uint32(block.e)
         return offset + number * np.uint32(groups)
 
-    def _position(self, letter: Any, here: int) -> tuple[int, Array | np.uint32]:
-        """Blocks along a letter on the whole mesh, and the number of this shard's first."""
+    def _position(self, letter: Any, local: int) -> tuple[int, Array | np.uint32]:
+        """How many blocks the whole mesh has along a letter, of which each shard has `local`; and the number of this
+        shard's first."""
         axes = self.placement.block_axes(letter)
         if not axes:
-            return here, np.uint32(0)
-        return here * self.placement.shard_count(axes), lax.axis_index(axes).astype(jnp.uint32) * np.uint32(here)
+            return local, np.uint32(0)
+        first = lax.axis_index(axes).astype(jnp.uint32) * np.uint32(local)
+        return local * self.placement.shard_count(axes), first
 
 
 def expert_block(tree: Tree, e: int) -> Tree:

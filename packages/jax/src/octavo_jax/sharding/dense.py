@@ -124,7 +124,7 @@ def as_row(placement: Placement | None, bias: Array | None) -> Array | None:
     return reshaped(placement, bias, (1, bias.size), specs.groups(placement, columns="o"))
 
 
-def replicated_scales(
+def replicated_norm_parameters(
     function: str, placement: Placement | None, gamma: Array, beta: Array | None
 ) -> tuple[Array, Array | None]:
     """gamma and beta [K] of a normalization before the layer; ValueError where an Explicit mesh cuts them, for every

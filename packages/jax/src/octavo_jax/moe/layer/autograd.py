@@ -68,8 +68,8 @@ def _forward(
     probs = None if plan.weights_on == "output" else weights_by_row(a.weights, row_order.order)
     arrays = mlp_autograd.MlpArrays(rows, None, None, a.wi, a.wo, a.bi, a.bo, probs, None if a.bo is None else probs)
     x1 = _x_of_tokens(plan, rows, tokens, states, context)
-    gathered = gathered_rows(plan.forward_mlp.fc1, "x", "fprop", tokens, context)
-    (results, states), intermediates = mlp_autograd.forward(plan.forward_mlp, arrays, states, context, x1, gathered)
+    x1_tokens = gathered_rows(plan.forward_mlp.fc1, "x", "fprop", tokens, context)
+    (results, states), intermediates = mlp_autograd.forward(plan.forward_mlp, arrays, states, context, x1, x1_tokens)
     end = end_of(context.group_sizes)
     if plan.weights_on == "output":
         y = weighted_sum(results, a.weights, row_order.position, end, plan.out_dtype, plan.row_functions)

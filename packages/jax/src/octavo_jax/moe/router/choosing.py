@@ -136,8 +136,8 @@ def _chosen_by(
     """Choices, weights and counts by a backend's functions; the weights have a gradient in the logits."""
     if bias is not None:
         bias = in_fp32(lax.stop_gradient(bias))
-    made: tuple[Array, Array, Array] = _chosen(choosers, rule, *varying_alike(as_jax((logits, bias, replay))))
-    return made
+    results: tuple[Array, Array, Array] = _chosen(choosers, rule, *varying_alike(as_jax((logits, bias, replay))))
+    return results
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -150,8 +150,8 @@ def _chosen(
 def _chosen_forward(
     choosers: Choosers, rule: RouterRule, logits: Array, bias: Array | None, replay: Array | None
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
-    made = choosers.choose(logits, bias, replay, rule)
-    return made, (logits, made[0])
+    results = choosers.choose(logits, bias, replay, rule)
+    return results, (logits, results[0])
 
 
 def _chosen_backward(
