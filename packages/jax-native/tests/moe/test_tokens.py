@@ -212,7 +212,7 @@ def test_explain_says_what_is_read_from_tokens(
     for module in (autograd, recomputed):
 
         def noticing(*given: Any, own: Any = module.quantize_tokens, where: str = module.__name__) -> Any:
-            made.add((where, given[3]))
+            made.add((where, given[2]))
             return own(*given)
 
         monkeypatch.setattr(module, "quantize_tokens", noticing)

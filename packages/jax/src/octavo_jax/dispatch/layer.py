@@ -131,6 +131,10 @@ class Layer:
         """Of blocks and shards; None: rows [M, K] and a kernel on one device."""
         return self.request.placement
 
+    def quantizer(self, operand: Operand) -> QuantizePlan | None:
+        """The quantizer of an operand; None if no GEMM reads it quantized."""
+        return dict(self.plan.quantizers)[f"quantize_{operand}"]
+
     def for_training(self) -> Layer:
         """This layer with the GEMMs of its gradients planned; itself if they are. Raises as `layer_for` does."""
         return self if self.request.training else _plan_layer(self.request._replace(training=True))
@@ -166,7 +170,7 @@ class Layer:
 
     def quantizer_of_tokens(self, operand: Operand) -> QuantizePlan:
         """The quantizer of tokens as one matrix, rowwise and in the plain layout, for a GEMM that gathers codes."""
-        plan = dict(self.plan.quantizers)[f"quantize_{operand}"]
+        plan = self.quantizer(operand)
         assert plan is not None  # a GEMM reads its codes
         return self._with_plane(replace(plan.request, layouts=(PLAIN, PLAIN), stacked=True), "rowwise")
 

@@ -53,10 +53,10 @@ def _forward(
 ) -> Forward:
     probed = ProbedArguments.of(layer)
     x, bias, context = probed.x(x), probed.bias(bias), probed.context(context)
-    plan, w = layer.plan, stored_weight(layer, probed.kernel(kernel))
+    w = stored_weight(layer, probed.kernel(kernel))
     x_history, w_history = (None, None) if state is None else (state.x, state.kernel)
-    xq, x_history = quantize_operand(plan.quantize_x, layer, x, "x", context, x_history)
-    wq, w_history = quantize_operand(plan.quantize_w, layer, w, "w", context, w_history)
+    xq, x_history = quantize_operand(layer, x, "x", context, x_history)
+    wq, w_history = quantize_operand(layer, w, "w", context, w_history)
     y = fprop(layer, x, xq, w, wq, bias, context)
     if state is not None and x_history is not None and w_history is not None:
         state = DelayedState(x_history, w_history, state.grad)
@@ -87,7 +87,7 @@ def _grouped_bwd(_: Layer, residuals: Residuals, cotangents: tuple[Array, Delaye
     dy, x, w = probed.dy(dy), probed.x(residuals.x), probed.kernel(residuals.w)
     context = probed.context(context)
     dy_history = None if state is None else state.grad
-    dyq, dy_history = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, dy_history)
+    dyq, dy_history = quantize_operand(layer, dy, "dy", context, dy_history)
     dx = dgrad(layer, dy, dyq, w, context)
     dw = wgrad(layer, x, dy, dyq, context)
     if state is not None and dy_history is not None and later_state is not None:

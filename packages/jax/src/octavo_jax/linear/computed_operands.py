@@ -28,7 +28,6 @@ from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.sharding.fused_quantizers import FusedInputs, fused_rows
 from octavo_jax.sharding.placement import Letter
-from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation
 
 
@@ -90,10 +89,9 @@ class GradientOperand(NamedTuple):
 
 
 class _FusedOperand(NamedTuple):
-    """A fused function, the plan of the quantizer in it, and the operand of the layer that it computes."""
+    """A fused function, and the operand of the layer that it computes."""
 
     run: FusedQuantizer
-    plan: QuantizePlan | None
     layer: Layer
     operand: Operand
 
@@ -106,8 +104,9 @@ def _quantized(
     extra_results: tuple[str, ...] = (),
 ) -> tuple[ComputedOperand, Extras]:
     """What a fused function computes of `inputs`: the operand, and those of its Extras that are named."""
-    run, plan, layer, operand = fused
-    assert plan is not None
+    run, layer, operand = fused
+    plan = layer.quantizer(operand)
+    assert plan is not None  # the fused function has it
     arguments = context.quantizer_arguments(plan, operand, history)
     inputs = undifferentiated(inputs)
     if layer.placement is None:
@@ -142,7 +141,7 @@ def normalized_operand(
         plain: Normalized = octavo_normalization(*arrays, spec=spec)
         return ComputedOperand(plain.y, None, history), NormResiduals(*arrays, plain.mean, plain.rstd)
     statistics = ("rstd", "mean") if spec.norm == "layer" else ("rstd",)
-    fused = _FusedOperand(run, layer.plan.quantize_x, layer, "x")
+    fused = _FusedOperand(run, layer, "x")
     operand, extras = _quantized(fused, FusedInputs(arrays[:1], arrays[1:]), context, history, statistics)
     assert extras.rstd is not None
     # Computed again, statistics would quantize again, although a policy saved the planes; they are 4 bytes per row.
@@ -162,8 +161,8 @@ def activated_operand(
     """The layer's x: activation(x) times the probabilities."""
     if quantizer.run is None or _is_cut(layer, "i"):
         plain = plain_activation(quantizer, layer, x, context)
-        return ComputedOperand(plain, *quantize_operand(layer.plan.quantize_x, layer, plain, "x", context, history))
-    fused = _FusedOperand(quantizer.run, layer.plan.quantize_x, layer, "x")
+        return ComputedOperand(plain, *quantize_operand(layer, plain, "x", context, history))
+    fused = _FusedOperand(quantizer.run, layer, "x")
     return _quantized(fused, FusedInputs((x,), probs=quantizer.probs), context, history)[0]
 
 
@@ -194,7 +193,7 @@ def activation_gradient_operand(
     """
     if quantizer.run is not None and not _is_cut(layer, "o"):
         run = quantizer.run if layer.placement is None else _with_dprobs(quantizer, quantizer.run)
-        fused = _FusedOperand(run, layer.plan.quantize_dy, layer, "dy")
+        fused = _FusedOperand(run, layer, "dy")
         wanted = (*(() if bias is None else ("dbias",)), *(() if quantizer.probs is None else ("dprobs",)))
         operand, extras = _quantized(fused, FusedInputs((dy, x), probs=quantizer.probs), context, history, wanted)
         dbias = None if bias is None or extras.dbias is None else extras.dbias.astype(bias.dtype)
@@ -208,7 +207,7 @@ def activation_gradient_operand(
         extras = Extras(octavo_activation_gradient(dy, x, probs, activation=activation))
     plain = extras.activated
     assert plain is not None
-    q, history = quantize_operand(layer.plan.quantize_dy, layer, plain, "dy", context, history)
+    q, history = quantize_operand(layer, plain, "dy", context, history)
     dbias = bias_gradient(layer, plain, bias, context)
     dprobs = _dprobs(quantizer, dy, x, extras.dprobs)
     return GradientOperand(ComputedOperand(plain, q, history), dbias, dprobs, extras.forward)

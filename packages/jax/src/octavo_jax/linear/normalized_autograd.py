@@ -108,7 +108,7 @@ def _forward(
     arrays = probed.x(a.x), probed.whole("gamma", a.gamma), probed.whole("beta", a.beta)
     x_history, w_history = (None, None) if state is None else (state.x, state.kernel)
     x, norm = normalized_operand(norm_layer.run, layer, norm_layer.norm, arrays, context, x_history)
-    wq, w_history = quantize_operand(layer.plan.quantize_w, layer, w, "w", context, w_history)
+    wq, w_history = quantize_operand(layer, w, "w", context, w_history)
     y = fprop(layer, x.array, x.q, w, wq, bias, context)
     if state is not None and x.history is not None and w_history is not None:
         state = DelayedState(x.history, w_history, state.grad)
@@ -149,7 +149,7 @@ def _normalized_dense_bwd(
     probed, later_state = ProbedArguments.of(layer), cotangents.state
     dy, w, context = probed.dy(cotangents.y), probed.kernel(r.w), probed.context(context)
     dy_history = None if state is None else state.grad
-    dyq, dy_history = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, dy_history)
+    dyq, dy_history = quantize_operand(layer, dy, "dy", context, dy_history)
     normalized_gradient = dgrad(layer, dy, dyq, w, context)
     x = octavo_normalization(*r.norm[:3], spec=r.norm_layer.norm).y if r.x is None else r.x
     dw = wgrad(layer, x, dy, dyq, context)

@@ -23,6 +23,7 @@ from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
+from octavo_jax.sharding.placement import Placement
 from octavo_jax.sharding.quantizers import CodesAndAmax, quantize_kernel, quantize_rows, rows_are_local
 from octavo_registry import QuantizePlan
 from octavo_registry.contract.weights import readers
@@ -66,52 +67,58 @@ def has_local_rows(layer: Layer, operand: Operand) -> bool:
 
 
 def quantize_operand(
-    plan: QuantizePlan | None,
-    layer: Layer,
-    x: Array,
-    operand: Operand,
-    context: Context,
-    history: ScalingHistory | None = None,
+    layer: Layer, x: Array, operand: Operand, context: Context, history: ScalingHistory | None = None
 ) -> QuantizedOperand:
-    """`x` quantized by `plan`, with its planes named, and the history with x's amax recorded.
+    """`x` as the layer quantizes this operand, with its planes named, and the history with x's amax recorded.
 
-    plan      the layer's quantizer of this operand; None if no GEMM reads it quantized: then the result has no codes,
-              and the history is returned unchanged
     x         [M, C] rows, [*B, M, C] where the layer has a placement; for "w" the stacked matrices as `stored_weight`
               gives them
     history   of delayed scaling, else None
+
+    If no GEMM reads the operand quantized, the result has no codes, and the history as it was.
     """
+    plan = layer.quantizer(operand)
     if plan is None:
         return QuantizedOperand(None, history)
     arguments = context.quantizer_arguments(plan, operand, history)
     x, sizes = undifferentiated(x), None if operand == "w" else context.group_sizes
     if layer.placement is not None:
-        q, amax = _quantize_shards(plan, layer, x, sizes, arguments)
-        if history is None:
-            return QuantizedOperand(name_operand(layer, q, operand), None)
-        assert amax is not None
-        return QuantizedOperand(name_operand(layer, q, operand), with_amax(history, never_recomputed(amax)))
+        q, amax = _quantize_shards(plan, layer.placement, layer, x, sizes, arguments)
+        return recorded_operand(layer, q, operand, history, amax)
     if history is None:
         run = layer.in_two_forms(plan).run
-        return QuantizedOperand(
-            name_operand(layer, checked_codes(plan, run(x, sizes, **arguments.keywords())), operand), None
-        )
+        return recorded_operand(layer, checked_codes(plan, run(x, sizes, **arguments.keywords())), operand, None, None)
     if plan.bound.with_amax is None:
         q, amax = checked_codes(plan, plan.run(x, sizes, **arguments.keywords())), amax_of(x, sizes)
     else:
         q, amax = plan.bound.with_amax(x, sizes, **arguments.keywords())
-    return QuantizedOperand(name_operand(layer, q, operand), with_amax(history, never_recomputed(amax)))
+    return recorded_operand(layer, q, operand, history, amax)
+
+
+def recorded_operand(
+    layer: Layer, q: Quantized, operand: Operand, history: ScalingHistory | None, amax: Array | None
+) -> QuantizedOperand:
+    """`q` with its planes named, and the history, if there is one, with this amax recorded."""
+    q = name_operand(layer, q, operand)
+    if history is None:
+        return QuantizedOperand(q, None)
+    assert amax is not None  # quantizers measure it for a history
+    return QuantizedOperand(q, with_amax(history, never_recomputed(amax)))
 
 
 def _quantize_shards(
-    plan: QuantizePlan, layer: Layer, x: Array, sizes: Array | None, arguments: QuantizerArguments
+    plan: QuantizePlan,
+    placement: Placement,
+    layer: Layer,
+    x: Array,
+    sizes: Array | None,
+    arguments: QuantizerArguments,
 ) -> CodesAndAmax:
     """Rows, or a kernel if `sizes` is None, quantized on a mesh: in the plain layout if the mesh cuts the operand."""
-    placement = layer.placement
-    assert placement is not None
-    cut = (
-        placement.is_cut("g", "k", "n") if sizes is None else placement.is_cut("i" if arguments.operand == "x" else "o")
-    )
+    if sizes is None:
+        cut = placement.is_cut("g", "k", "n")
+    else:
+        cut = placement.is_cut("i" if arguments.operand == "x" else "o")
     plan = in_plain_layouts(plan, layer.options.backend) if cut else plan
     if sizes is None:
         return quantize_kernel(placement, plan, x, layer.plan.fprop.request.weight, arguments)

@@ -162,7 +162,7 @@ def forward(
     a, context = _probed(mlp, a), ProbedArguments.of(fc1).context(context)
     s1, s2 = states or (None, None)
     if x1 is None and mlp.norm is None:
-        x_quantized = quantize_operand(fc1.plan.quantize_x, fc1, a.x, "x", context, history_of(s1, "x"))
+        x_quantized = quantize_operand(fc1, a.x, "x", context, history_of(s1, "x"))
         x1 = ComputedOperand(a.x, *x_quantized)
     elif x1 is None:
         assert a.gamma is not None
@@ -170,12 +170,12 @@ def forward(
         arrays = (a.x, a.gamma, a.beta)
         x1, norm = normalized_operand(mlp.quantize_normalized, fc1, mlp.norm, arrays, context, history_of(s1, "x"))
     wi = stored_weight(fc1, a.wi)
-    w1, w1_history = quantize_operand(fc1.plan.quantize_w, fc1, wi, "w", context, history_of(s1, "kernel"))
+    w1, w1_history = quantize_operand(fc1, wi, "w", context, history_of(s1, "kernel"))
     y1 = fprop(fc1, x1.array if x1_tokens is None else x1_tokens, x1.q, wi, w1, a.bi, context)
     fc2_context = fc2_context_of(context)
     x2 = activated_operand(mlp.activation_quantizer(a.probs), fc2, y1, fc2_context, history_of(s2, "x"))
     wo = stored_weight(fc2, a.wo)
-    w2, w2_history = quantize_operand(fc2.plan.quantize_w, fc2, wo, "w", fc2_context, history_of(s2, "kernel"))
+    w2, w2_history = quantize_operand(fc2, wo, "w", fc2_context, history_of(s2, "kernel"))
     y = fprop(fc2, x2.array, x2.q, wo, w2, a.bo, fc2_context, a.bo_scales)
     if s1 is not None and s2 is not None:
         states = _states((x1.history, w1_history, s1.grad), (x2.history, w2_history, s2.grad))
@@ -247,7 +247,7 @@ def backward(
     fc2_context = fc2_context_of(context)
     quantized, dgrad_tokens, wgrad_tokens = dy_operands or DyOperands()
     if quantized is None:
-        quantized = quantize_operand(fc2.plan.quantize_dy, fc2, dy, "dy", fc2_context, history_of(s2, "grad"))
+        quantized = quantize_operand(fc2, dy, "dy", fc2_context, history_of(s2, "grad"))
     dyq, dy_history = quantized
     da = dgrad(fc2, dy if dgrad_tokens is None else dgrad_tokens, dyq, w2, fc2_context)
     dy1, dbi, dprobs, activated = activation_gradient_operand(

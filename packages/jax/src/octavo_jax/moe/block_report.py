@@ -232,13 +232,13 @@ def _tokens(plan: MoePlan) -> Iterator[tuple[str, str]]:
     elif gathers(forward, "x", "fprop"):
         yield "x in fprop", _gathered(forward, "fprop")
     else:
-        yield "x in fprop", _read(forward, forward.plan.quantize_x, "x", of_forward)
+        yield "x in fprop", _read(forward, "x", of_forward)
     if gathers(again, "x", "wgrad"):
         yield "x in wgrad", _gathered(again, "wgrad")
     elif keeps_all:
         yield "x in wgrad", 'kept from forward: form is "keep_all"'
     else:
-        yield "x in wgrad", _read(again, again.plan.quantize_x, "x", ("wgrad",))
+        yield "x in wgrad", _read(again, "x", ("wgrad",))
     yield "dy", _dy(plan)
 
 
@@ -257,7 +257,7 @@ def _dy(plan: MoePlan) -> str:
             said.append(_gathered_codes(fc2, "dy", gemm))
     rows = tuple(gemm for gemm, source in sources.items() if source == "rows")
     if rows:
-        how = _read(fc2, fc2.plan.quantize_dy, "dy", rows)
+        how = _read(fc2, "dy", rows)
         said.append(f"for {rows[0]} {how}" if said else how)
     return "; ".join(said)
 
@@ -277,8 +277,9 @@ def _backend(layer: Layer, gemm: Gemm) -> str:
     return plan.backend
 
 
-def _read(layer: Layer, quantizer: QuantizePlan | None, operand: Operand, gemms: tuple[Gemm, ...]) -> str:
-    if quantizes_tokens(layer, quantizer, operand, gemms):
+def _read(layer: Layer, operand: Operand, gemms: tuple[Gemm, ...]) -> str:
+    quantizer = layer.quantizer(operand)
+    if quantizes_tokens(layer, operand, gemms):
         assert quantizer is not None
         return f"{quantizer.backend} quantizes the tokens"
     wide = [gemm for gemm in gemms if not layer.plan.recipe.quantizes(gemm)]

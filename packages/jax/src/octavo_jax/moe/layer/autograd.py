@@ -84,10 +84,10 @@ def _x_of_tokens(
     """fc1's x, quantized from the tokens; None if it is quantized from its rows, because something reads these."""
     fc1 = plan.forward_mlp.fc1
     gemms: tuple[Gemm, ...] = ("fprop", "wgrad") if plan.form == "keep_all" else ("fprop",)
-    if not quantizes_tokens(fc1, fc1.plan.quantize_x, "x", gemms):
+    if not quantizes_tokens(fc1, "x", gemms):
         return None
     history = mlp_autograd.history_of(None if states is None else states[0], "x")
-    return ComputedOperand(rows, *quantize_tokens(fc1.plan.quantize_x, fc1, tokens, "x", context, history))
+    return ComputedOperand(rows, *quantize_tokens(fc1, tokens, "x", context, history))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -53,9 +53,7 @@ class _ExpertLayer(NamedTuple):
         w = self.context.group_sizes if kernel.array is None else stored_weight(layer, kernel.array)
         wq: Quantized | None = kernel.codes
         if wq is None:
-            wq = quantize_operand(
-                layer.plan.quantize_w, layer, w, "w", self.context, history_of(self.state, "kernel")
-            ).q
+            wq = quantize_operand(layer, w, "w", self.context, history_of(self.state, "kernel")).q
         return fprop(layer, x, xq, w, wq, self.bias, self.context)
 
     def dgrad_operand(self) -> GemmOperand:
@@ -69,7 +67,7 @@ class _ExpertLayer(NamedTuple):
             return kernel_plane(layer, kernel.codes, "dgrad") if both else kernel.codes
         assert kernel.array is not None
         w, history = stored_weight(layer, kernel.array), history_of(self.state, "kernel")
-        wq = quantize_operand(layer.plan.quantize_w, layer, w, "w", self.context, history).q
+        wq = quantize_operand(layer, w, "w", self.context, history).q
         return dgrad_weight(layer, kernel.array, read_form(wq))
 
 
@@ -111,7 +109,7 @@ class Recomputed:
     def dy_operands(self, dy: Tokens) -> DyOperands:
         """What fc2's GEMMs read of the tokens' gradient `dy`, instead of the rows that their choices make of it."""
         fc2, context = self._kept.plan.mlp.fc2, self._fc2.context
-        quantizer, history = fc2.plan.quantize_dy, history_of(self._fc2.state, "grad")
+        history = history_of(self._fc2.state, "grad")
         sources = dy_sources(fc2)
         dgrad_tokens, wgrad_tokens = (
             None if source == "rows" else gathered_rows(fc2, "dy", gemm, dy, context)
@@ -122,8 +120,8 @@ class Recomputed:
         quantized: QuantizedOperand | None = None
         if not read_rows:
             quantized = QuantizedOperand(None, history)
-        elif quantizes_tokens(fc2, quantizer, "dy", read_rows):
-            quantized = quantize_tokens(quantizer, fc2, dy, "dy", context, history)
+        elif quantizes_tokens(fc2, "dy", read_rows):
+            quantized = quantize_tokens(fc2, dy, "dy", context, history)
         return DyOperands(quantized, dgrad_tokens, wgrad_tokens)
 
     def _fc1_result(self) -> Array:
@@ -141,10 +139,10 @@ class Recomputed:
         """The rows of x, and their codes if this GEMM reads them."""
         assert self._tokens is not None
         rows, context = self._tokens.rows(), self._kept.context
-        quantizer, history = fc1.plan.quantize_x, history_of(self._fc1.state, "x")
-        if quantizes_tokens(fc1, quantizer, "x", (gemm,)):
-            return rows, quantize_tokens(quantizer, fc1, self._tokens, "x", context, history).q
-        return rows, quantize_operand(quantizer, fc1, rows, "x", context, history).q
+        history = history_of(self._fc1.state, "x")
+        if quantizes_tokens(fc1, "x", (gemm,)):
+            return rows, quantize_tokens(fc1, self._tokens, "x", context, history).q
+        return rows, quantize_operand(fc1, rows, "x", context, history).q
 
     def _expert_results(self) -> Array:
         x2 = self._activated(self._kept.forward_mlp)

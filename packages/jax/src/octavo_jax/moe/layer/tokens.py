@@ -11,14 +11,12 @@ from octavo.recipe_base import READERS, Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, QuantizedOperand, has_local_rows
+from octavo_jax.linear.operands import Context, QuantizedOperand, has_local_rows, recorded_operand
 from octavo_jax.linear.two_forms import name_operand
 from octavo_jax.moe.permutation import token_rows
 from octavo_jax.quantizers.derivatives import undifferentiated
-from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed_state import ScalingHistory, with_amax
+from octavo_jax.scaling.delayed_state import ScalingHistory
 from octavo_jax.sharding.quantizers import quantize_local_tokens
-from octavo_registry import QuantizePlan
 from octavo_registry.contract.moves import TokenRows
 
 Source = Literal["tokens", "codes of tokens", "rows"]
@@ -41,11 +39,12 @@ class Tokens(NamedTuple):
         return TokenRows(operand, self.order, self.position, self.position < end_of(context.group_sizes))
 
 
-def quantizes_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, gemms: tuple[Gemm, ...]) -> bool:
-    """Whether `plan` quantizes the operand from tokens, and none of these GEMMs reads its rows unquantized.
+def quantizes_tokens(layer: Layer, operand: Operand, gemms: tuple[Gemm, ...]) -> bool:
+    """Whether the layer quantizes the operand from tokens, and none of these GEMMs reads its rows unquantized.
 
     False on a mesh, unless each device has whole rows of its own, as inside the caller's shard_map.
     """
+    plan = layer.quantizer(operand)
     if plan is None or plan.bound.of_tokens is None or not has_local_rows(layer, operand):
         return False
     return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in gemms)
@@ -72,7 +71,7 @@ def dy_sources(layer: Layer) -> dict[Gemm, Source]:
         from_codes = gemm == "dgrad" and gathers_codes(layer, "dy", gemm)
         sources[gemm] = "tokens" if gathers(layer, "dy", gemm) else "codes of tokens" if from_codes else "rows"
     read_rows = tuple(gemm for gemm, source in sources.items() if source == "rows")
-    if read_rows and not quantizes_tokens(layer, layer.plan.quantize_dy, "dy", read_rows):
+    if read_rows and not quantizes_tokens(layer, "dy", read_rows):
         return {gemm: "rows" if source == "tokens" else source for gemm, source in sources.items()}
     return sources
 
@@ -97,14 +96,10 @@ def gathered_codes(
 
 
 def quantize_tokens(
-    plan: QuantizePlan | None,
-    layer: Layer,
-    tokens: Tokens,
-    operand: Operand,
-    context: Context,
-    history: ScalingHistory | None,
+    layer: Layer, tokens: Tokens, operand: Operand, context: Context, history: ScalingHistory | None
 ) -> QuantizedOperand:
     """What `octavo_jax.linear.operands.quantize_operand` returns for the tokens' rows, bit for bit."""
+    plan = layer.quantizer(operand)
     assert plan is not None  # else `quantizes_tokens` is False
     of_tokens = layer.in_two_forms(plan).of_tokens
     assert of_tokens is not None
@@ -115,7 +110,4 @@ def quantize_tokens(
         q, amax = of_tokens(x, context.group_sizes, *choices, amax=history is not None, **arguments.keywords())
     else:
         q, amax = quantize_local_tokens(layer.placement, plan, (x, *choices), context.group_sizes, arguments)
-    if history is None:
-        return QuantizedOperand(name_operand(layer, q, operand), None)
-    assert amax is not None  # asked for
-    return QuantizedOperand(name_operand(layer, q, operand), with_amax(history, never_recomputed(amax)))
+    return recorded_operand(layer, q, operand, history, amax)
