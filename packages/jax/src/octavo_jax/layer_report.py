@@ -13,13 +13,13 @@ from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from octavo_jax.array_moves.moves import Move
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, in_one_array
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.dispatch.room import Room
-from octavo_jax.layouts.moves import Move
 from octavo_jax.linear.argument_placements import UNKNOWN, ArgumentPlacements
 from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit
 from octavo_jax.linear.expert_rows import ExpertRows

@@ -17,12 +17,12 @@ from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
+from octavo_jax.array_moves.moves import CalledFunction
 from octavo_jax.arrays.checks import check_fixed_axes, check_text
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of, multiprocessors_of
 from octavo_jax.dispatch.room import Room, check_room, plan_with_room
-from octavo_jax.layouts.moves import CalledFunction
 from octavo_jax.memo import Interned, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import GemmRequest, LayerPlan, QuantizePlan, QuantizeRequest, Weight

@@ -11,10 +11,10 @@ from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
 from octavo.caller import place_of_caller
+from octavo_jax.array_moves.moves import CalledFunction, Move
+from octavo_jax.array_moves.probe import move_of_array
+from octavo_jax.array_moves.shares import entries_of, spelled
 from octavo_jax.arrays.sizes import GroupSizes
-from octavo_jax.layouts.moves import CalledFunction, Move
-from octavo_jax.layouts.probe import move_of_array
-from octavo_jax.layouts.shares import entries_of, spelled
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
 from octavo_jax.sharding.placement_of_call import wanted_placement

@@ -7,8 +7,8 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from octavo.caller import place_of_caller
+from octavo_jax.array_moves.probe import probed_beside
 from octavo_jax.arrays.varying import varying_axes
-from octavo_jax.layouts.probe import probed_beside
 from octavo_jax.mlp.arguments import mlp_placements
 from octavo_jax.moe import shared_states
 from octavo_jax.moe.local_block import BlockArrays, BlockResult, MoeBlock

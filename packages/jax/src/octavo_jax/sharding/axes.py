@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 
 from octavo.errors import one_of
-from octavo_jax.layouts.moves import POLICIES, CalledFunction, Policy
+from octavo_jax.array_moves.moves import POLICIES, CalledFunction, Policy
 
 Axes = str | tuple[str, ...] | None
 Role = Literal["dp", "fsdp", "tp", "ep"]

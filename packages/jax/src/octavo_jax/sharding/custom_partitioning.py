@@ -17,7 +17,7 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from octavo_jax.layouts.shares import entries_of
+from octavo_jax.array_moves.shares import entries_of
 from octavo_jax.sharding.placement import Letter, Placement, partitioned
 from octavo_jax.sharding.placement_of_call import check_axes
 from octavo_jax.sharding.shardy_rules import Names, shardy_rule

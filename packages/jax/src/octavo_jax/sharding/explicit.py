@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from octavo_jax.layouts.shares import Entries, entries_of, spelled
+from octavo_jax.array_moves.shares import Entries, entries_of, spelled
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement

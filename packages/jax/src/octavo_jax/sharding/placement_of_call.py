@@ -10,8 +10,8 @@ from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
 from octavo.caller import Place
-from octavo_jax.layouts.moves import CalledFunction, WantedPlacement
-from octavo_jax.layouts.shares import MeshShape, entries_of
+from octavo_jax.array_moves.moves import CalledFunction, WantedPlacement
+from octavo_jax.array_moves.shares import MeshShape, entries_of
 from octavo_jax.sharding.axes import ROLES, MeshAxes
 from octavo_jax.sharding.placement import Placement, mesh_of
 

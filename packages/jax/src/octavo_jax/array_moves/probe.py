@@ -26,8 +26,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo
 
-from octavo_jax.layouts.moves import Move, WantedPlacement, move_of, tell
-from octavo_jax.layouts.shares import MeshShape, shares_of_slices, shares_of_tiles
+from octavo_jax.array_moves.moves import Move, WantedPlacement, move_of, tell
+from octavo_jax.array_moves.shares import MeshShape, shares_of_slices, shares_of_tiles
 
 TARGET = "octavo_placement"
 PLATFORMS = frozenset({"cpu", "cuda", "rocm", "gpu"})

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from octavo.caller import Place
-from octavo_jax.layouts.shares import (
+from octavo_jax.array_moves.shares import (
     Entries,
     MeshShape,
     elements_to_fetch,

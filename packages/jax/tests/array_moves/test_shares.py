@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from octavo_jax.layouts.shares import (
+from octavo_jax.array_moves.shares import (
     MeshShape,
     elements_to_fetch,
     entries_of,
