@@ -19,8 +19,8 @@ from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_function
-from octavo_jax.sharding.dense import out_of_blocks
-from octavo_jax.sharding.manual import summed_result
+from octavo_jax.sharding.manual_sums import summed_result
+from octavo_jax.sharding.one_matrix import out_of_blocks
 
 
 def dense(

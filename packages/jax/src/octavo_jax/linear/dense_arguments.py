@@ -15,7 +15,9 @@ from octavo_jax.linear.arguments import as_array, check_state
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards
-from octavo_jax.sharding.dense import (
+from octavo_jax.sharding.explicit_placement import placed_state
+from octavo_jax.sharding.manual_sums import on_first_shard, partial_sum_axes
+from octavo_jax.sharding.one_matrix import (
     as_row,
     as_stack,
     gathered_shards,
@@ -23,8 +25,6 @@ from octavo_jax.sharding.dense import (
     matrix_placement,
     sizes_of_one_group,
 )
-from octavo_jax.sharding.explicit import placed_state
-from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes
 from octavo_jax.sharding.placement import Placement
 
 

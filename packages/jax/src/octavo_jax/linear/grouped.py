@@ -22,8 +22,8 @@ from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
-from octavo_jax.sharding.explicit import LayerArrays, placed_as, placed_layer
-from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes, summed_result
+from octavo_jax.sharding.explicit_placement import LayerArrays, placed_as, placed_layer
+from octavo_jax.sharding.manual_sums import on_first_shard, partial_sum_axes, summed_result
 from octavo_jax.sharding.placement_of_call import placement_of
 
 

@@ -26,7 +26,7 @@ from octavo_jax.linear.normalized_autograd import NormalizedDenseArrays, norm_la
 from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
-from octavo_jax.sharding.dense import out_of_blocks, replicated_norm_parameters
+from octavo_jax.sharding.one_matrix import out_of_blocks, replicated_norm_parameters
 from octavo_registry.contract.cards import Norm
 
 

@@ -16,7 +16,7 @@ from octavo_jax.mlp.autograd import MlpArrays
 from octavo_jax.mlp.plan import Placements
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding import specs
-from octavo_jax.sharding.explicit import explicit_axes, placed, placed_state
+from octavo_jax.sharding.explicit_placement import explicit_axes, placed, placed_state
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_registry.contract.cards import GATED, Activation
 
@@ -107,7 +107,7 @@ def mlp_placements(placement: Placement | None, activation: Activation) -> Place
 def placed_mlp(
     placements: Placements, a: MlpArrays, states: tuple[DelayedState, DelayedState] | None, group_sizes: Array
 ) -> tuple[MlpArrays, tuple[DelayedState, DelayedState] | None, Array]:
-    """The arguments as Explicit axes of a mesh want them; see `octavo_jax.sharding.explicit`."""
+    """The arguments as Explicit axes of a mesh want them; see `octavo_jax.sharding.explicit_placement`."""
     first, second = placements
     if first is None or second is None or not explicit_axes(first.mesh):
         return a, states, group_sizes

@@ -20,7 +20,7 @@ from octavo_jax.mlp.autograd import MlpArrays, States
 from octavo_jax.mlp.plan import Mlp, OutputNames, mlp_for
 from octavo_jax.sharding.axes import MeshAxes, called_function
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
-from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes
+from octavo_jax.sharding.manual_sums import on_first_shard, partial_sum_axes
 from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry.contract.cards import Activation
 

@@ -47,7 +47,9 @@ from octavo_jax.mlp.plan import OutputNames, mlp_for
 from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_shards
-from octavo_jax.sharding.dense import (
+from octavo_jax.sharding.explicit_placement import placed_as
+from octavo_jax.sharding.manual_sums import on_first_shard, partial_sum_axes, summed_result
+from octavo_jax.sharding.one_matrix import (
     as_row,
     as_stack,
     in_blocks,
@@ -56,8 +58,6 @@ from octavo_jax.sharding.dense import (
     replicated_norm_parameters,
     sizes_of_one_group,
 )
-from octavo_jax.sharding.explicit import placed_as
-from octavo_jax.sharding.manual import on_first_shard, partial_sum_axes, summed_result
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]

@@ -16,8 +16,8 @@ from octavo_jax.moe.routing import RouterStats
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.seeds import seed_words
 from octavo_jax.sharding.axes import MeshAxes, called_function
-from octavo_jax.sharding.explicit import placed, placed_as
-from octavo_jax.sharding.manual import differentiated_once
+from octavo_jax.sharding.explicit_placement import placed, placed_as
+from octavo_jax.sharding.manual_sums import differentiated_once
 from octavo_jax.sharding.placement import Placement, mesh_of
 from octavo_jax.sharding.placement_of_call import wanted_placement
 from octavo_jax.sharding.run_on_shards import run_on_shards
@@ -161,7 +161,7 @@ def _check_lengths(placement: Placement, a: BlockArrays, specs: BlockArrays) -> 
 
 
 def _placed(a: BlockArrays, specs: BlockArrays, placement: Placement) -> BlockArrays:
-    """`a` as Explicit axes of a mesh want it; see `octavo_jax.sharding.explicit`."""
+    """`a` as Explicit axes of a mesh want it; see `octavo_jax.sharding.explicit_placement`."""
     placed_arrays: dict[str, Any] = {
         name: placed(placement.mesh, name, array, spec, tokens=name == "x") for name, array, spec in _by_name(a, specs)
     }

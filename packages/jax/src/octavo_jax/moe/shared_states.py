@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from octavo_jax.arithmetic import bits as fp32
-from octavo_jax.sharding.explicit import placed
+from octavo_jax.sharding.explicit_placement import placed
 
 
 class _Copies(NamedTuple):

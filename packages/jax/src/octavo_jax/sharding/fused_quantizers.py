@@ -19,7 +19,7 @@ from octavo_jax.scaling.delayed_state import amax_of
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks
-from octavo_jax.sharding.manual import summed
+from octavo_jax.sharding.manual_sums import summed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.quantizers import largest_amax
 from octavo_jax.sharding.run_on_shards import run_on_shards

@@ -21,7 +21,7 @@ from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks, expert_block
-from octavo_jax.sharding.manual import summed
+from octavo_jax.sharding.manual_sums import summed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.run_on_shards import run_on_shards
 from octavo_registry import Weight

@@ -18,7 +18,7 @@ from octavo_jax.arrays.sizes import one_group
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_whole
-from octavo_jax.sharding.explicit import explicit_axes, placed
+from octavo_jax.sharding.explicit_placement import explicit_axes, placed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.placement_of_call import placement_of
 
