@@ -15,8 +15,8 @@ from octavo_jax.array_moves.shares import (
     MeshShape,
     elements_to_fetch,
     entries_of_shares,
+    partition_spec_text,
     shares_of_entries,
-    spelled,
 )
 
 Policy = Literal["warn", "error", "allow"]
@@ -119,8 +119,8 @@ def move_of(wanted: WantedPlacement, shape: Sequence[int], itemsize: int, held: 
     if number == 0:
         return None
     found = None if wanted.mesh is None else entries_of_shares(wanted.mesh, held, shape)
-    placed = _in_words(held, shape) if found is None else spelled(found)
-    target = spelled(((),) * len(shape) if wanted.entries is None else wanted.entries)
+    placed = _in_words(held, shape) if found is None else partition_spec_text(found)
+    target = partition_spec_text(((),) * len(shape) if wanted.entries is None else wanted.entries)
     has_roles = wanted.entries is not None
     return Move(wanted.function, wanted.array, tuple(shape), placed, target, number * itemsize, has_roles)
 
@@ -134,7 +134,7 @@ def _in_words(shares: np.ndarray, shape: Sequence[int]) -> str:
 _warned: dict[Any, Any] = {}  # as a module's __warningregistry__, for Python's rule of one warning per place
 
 
-def tell(move: Move, policy: Policy, place: Place) -> None:
+def report_move(move: Move, policy: Policy, place: Place) -> None:
     """Do what `policy` says about a move: raise ValueError, warn at `place`, or nothing."""
     if policy == "error":
         raise ValueError(move.sentence)

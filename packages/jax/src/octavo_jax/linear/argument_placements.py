@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from octavo.caller import place_of_caller
 from octavo_jax.array_moves.moves import CalledFunction, Move
 from octavo_jax.array_moves.probe import move_of_array
-from octavo_jax.array_moves.shares import entries_of, spelled
+from octavo_jax.array_moves.shares import entries_of, partition_spec_text
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
@@ -68,8 +68,8 @@ def _in_words(array: Any) -> str:
             return UNKNOWN
         if AxisType.Manual in sharding.mesh.axis_types:
             return "a shard of the caller's own"
-        return f"placed as {spelled(entries_of(sharding.spec, array.ndim))}"
+        return f"placed as {partition_spec_text(entries_of(sharding.spec, array.ndim))}"
     spec = getattr(array.sharding, "spec", None)
     if spec is not None:
-        return f"placed as {spelled(entries_of(spec, array.ndim))}"
+        return f"placed as {partition_spec_text(entries_of(spec, array.ndim))}"
     return f"on {len(array.devices())} device{'s' * (len(array.devices()) > 1)}"

@@ -147,7 +147,7 @@ def _weighted_sum(rows: Array, weights: Array, position: Array, end: Array, *, d
     return total
 
 
-def token_rows(x: Array, order: Array, position: Array) -> Array:
+def rows_of_tokens(x: Array, order: Array, position: Array) -> Array:
     """[R, ...]: each row gets its token's entry of x."""
     return _taken(x, order // position.shape[1])
 
@@ -175,13 +175,13 @@ def _like(x: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _permuted(x: Array, order: Array, position: Array, end: Array, functions: RowFunctions) -> Array:
-    return token_rows(x, order, position)
+    return rows_of_tokens(x, order, position)
 
 
 def _permuted_forward(
     x: Array, order: Array, position: Array, end: Array, functions: RowFunctions
 ) -> tuple[Array, PermutationResiduals]:
-    return token_rows(x, order, position), PermutationResiduals(order, position, end, _like(x))
+    return rows_of_tokens(x, order, position), PermutationResiduals(order, position, end, _like(x))
 
 
 def _permuted_backward(functions: RowFunctions, saved: PermutationResiduals, drows: Array) -> tuple[Array | None, ...]:
@@ -206,7 +206,7 @@ def _summed_forward(
 
 def rows_gradient(saved: PermutationResiduals, dy: Array) -> Array:
     """drows [R, N] in the rows' dtype of `sum_of_choices`, from dy."""
-    of_rows = token_rows(dy, saved.order, saved.position)
+    of_rows = rows_of_tokens(dy, saved.order, saved.position)
     return in_dtype(_inside(of_rows, saved.end), saved.like.dtype)
 
 
@@ -273,7 +273,7 @@ def _weighted_gradients(saved: PermutationResiduals, dy: Array) -> tuple[Array, 
     assert saved.weights is not None
     rows, weights, dy = barrier(saved.rows, saved.weights, dy)
     share = weights_by_row(weights, saved.order)[:, None]
-    of_rows = in_fp32(token_rows(dy, saved.order, saved.position))
+    of_rows = in_fp32(rows_of_tokens(dy, saved.order, saved.position))
     drows = _inside(share * of_rows, saved.end)
     # By row, not by choice: where experts are spread there are fewer rows here.
     products = jnp.sum(in_fp32(rows) * of_rows, axis=-1)

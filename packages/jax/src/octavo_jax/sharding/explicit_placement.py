@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from octavo_jax.array_moves.shares import Entries, entries_of, spelled
+from octavo_jax.array_moves.shares import Entries, entries_of, partition_spec_text
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
@@ -47,11 +47,12 @@ def placed(mesh: _Mesh | None, name: str, array: jax.Array, spec: PartitionSpec,
         return array
     for axis, (now, then) in enumerate(zip(current, target, strict=True)):
         if now != then[: len(now)] or (tokens and now != then and not sharding.mesh.empty):
+            needed = partition_spec_text(target)
             raise ValueError(
-                f"{name} {list(array.shape)} is placed as {spelled(current)} and sharding needs {spelled(target)}: "
+                f"{name} {list(array.shape)} is placed as {partition_spec_text(current)} and sharding needs {needed}: "
                 f"its axis {axis} is cut over {now or 'nothing'}, not over {then or 'nothing'}; give "
                 f"octavo_jax.MeshAxes roles that fit, or move the array first: "
-                f"jax.sharding.reshard({name}, {spelled(target)})"
+                f"jax.sharding.reshard({name}, {needed})"
             )
     moved: jax.Array = jax.sharding.reshard(array, PartitionSpec(*target))  # type: ignore[no-untyped-call]
     return moved

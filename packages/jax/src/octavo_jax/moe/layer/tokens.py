@@ -13,7 +13,7 @@ from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.linear.operands import Context, QuantizedOperand, has_local_rows, recorded_operand
 from octavo_jax.linear.two_forms import name_operand
-from octavo_jax.moe.permutation import token_rows
+from octavo_jax.moe.permutation import rows_of_tokens
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.scaling.delayed_state import ScalingHistory
 from octavo_jax.sharding.quantizers import quantize_local_tokens
@@ -32,7 +32,7 @@ class Tokens(NamedTuple):
 
     def rows(self) -> Array:
         """The rows, written out."""
-        return token_rows(*self)
+        return rows_of_tokens(*self)
 
     def gathered(self, operand: Array | GroupedTensor, context: Context) -> TokenRows[Array]:
         """Rows of `operand`, which is x or its codes, for a GEMM that gathers them."""
