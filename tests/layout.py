@@ -38,7 +38,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
             "scaling",
             "functions",
             "remat",
-            "layouts",
+            "array_moves",
             "sharding",
             "dispatch",
             "quantizers",

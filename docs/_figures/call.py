@@ -77,7 +77,7 @@ LANES = {
              "placed.", JAX, ("linear/grouped.py", "sharding/placement.py")),
         REGISTERED,
         Step("jax", "custom_vjp", "Quantizes x and the kernel, multiplies; residuals are the planes that backward "
-             "reads.", JAX, ("linear/autograd.py", "linear/products.py")),
+             "reads.", JAX, ("linear/autograd.py", "linear/gemms.py")),
         Step("jax", "Sharding", "Shards of the kernel are quantized, then gathered; rules for Shardy and for "
              "shard_map.", JAX, ("sharding/gemms.py", "sharding/shardy_rules.py")),
         Step("jax", "Custom calls", "Under jit: ffi_call with static attributes; XLA owns results and workspace.",

@@ -103,9 +103,9 @@ def test_a_triton_that_jax_triton_cannot_compile_with_is_refused(monkeypatch: py
     for word in ("jax-triton 0.4.1", "triton>=3.7", "3.6.0", "pip install"):
         assert word in reason
     versions["triton"] = "3.7.1"
-    assert "triton>=3.8" in (compiled.unfit() or "")
+    assert "triton>=3.8" in (compiled.refusal() or "")
     versions["triton"] = "3.8.0"
-    assert compiled.unfit() is None
+    assert compiled.refusal() is None
     assert TritonBackend().refuses(_request((9, 0))) is None
 
 

@@ -45,14 +45,14 @@ class NativeBackend(Backend):
     """
 
     def __init__(self) -> None:
-        self._unfit = targets.refusal()
-        if self._unfit is None:
+        self._refusal = targets.refusal()
+        if self._refusal is None:
             targets.register()
 
     def refuses(self, request: AnyRequest) -> str | None:
         """Versions that do not go together, a build without CUDA kernels, and what is refused everywhere."""
-        if self._unfit is not None:
-            return self._unfit
+        if self._refusal is not None:
+            return self._refusal
         cuda = request.device == "cuda"
         if refusal := support.build_refusal(cuda, octavo_native.HAS_CUDA):
             return refusal
@@ -110,23 +110,23 @@ def _bind_gemm(request: GemmRequest) -> AnyBoundGemm:
     form = gemm_form(request.op, request.weight)
     layouts = form.renamed(LAYOUTS_OF_GEMM[form.kernel]) if _quantized(request) else {}
     if request.op == "fprop":
-        limited = partial(bind_fprop, request) if cuda else None
         return BoundFprop(
-            bind_fprop(request), layouts=layouts, limited=limited, takes_tokens=gathered_operands(request, "x")
+            bind_fprop(request),
+            layouts=layouts,
+            limited=partial(bind_fprop, request) if cuda else None,
+            takes_tokens=gathered_operands(request, "x"),
         )
     if request.op == "dgrad":
-        of_dgrad = partial(bind_dgrad, request) if cuda else None
         return BoundDgrad(
             bind_dgrad(request),
             layouts=layouts,
-            limited=of_dgrad,
+            limited=partial(bind_dgrad, request) if cuda else None,
             takes_tokens=gathered_operands(request, "dy"),
         )
-    of_wgrad = partial(bind_wgrad, request) if cuda else None
     return BoundWgrad(
         bind_wgrad(request),
         layouts=layouts,
-        limited=of_wgrad,
+        limited=partial(bind_wgrad, request) if cuda else None,
         takes_tokens=gathered_operands(request, "x", "dy"),
     )
 

@@ -297,8 +297,8 @@ def test_values_are_of_emulated_products() -> None:
         )
         answer = NativeBackend().bind(request)
         assert isinstance(answer, BoundQuantize)
-        assert (answer.in_two_forms is None) == (not forms.valued_directions(request, of_array=True))
-        return forms.valued_directions(request, of_array=True)
+        assert (answer.in_two_forms is None) == (not forms.directions_as_values(request, of_array=True))
+        return forms.directions_as_values(request, of_array=True)
 
     for recipe in (MXFP8(), NVFP4()):
         assert valued("cuda", recipe) == ("rowwise", "columnwise")

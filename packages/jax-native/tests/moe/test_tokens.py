@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import octavo
 import octavo_jax
 from octavo_jax import moe
-from octavo_jax.linear import products
+from octavo_jax.linear import gemms
 from octavo_jax.moe.layer import autograd, recomputed, tokens
 from octavo_jax.moe.layer.forms import FORMS
 from octavo_registry.contract import TokenRows
@@ -172,12 +172,12 @@ def test_a_device_of_a_mesh_reads_its_tokens(
         return jax.tree.leaves(jax.jit(mapped)(given, chosen, dy))
 
     read: list[str] = []
-    real, gathered = tokens.quantize_own_rows, tokens.Tokens.gathered
-    monkeypatch.setattr(tokens, "quantize_own_rows", lambda *a: read.append(a[-1].operand) or real(*a))
+    real, gathered = tokens.quantize_local_tokens, tokens.Tokens.gathered
+    monkeypatch.setattr(tokens, "quantize_local_tokens", lambda *a: read.append(a[-1].operand) or real(*a))
     monkeypatch.setattr(tokens.Tokens, "gathered", lambda *a: read.append(WIDTHS[a[0].x.shape[1]]) or gathered(*a))
     made = on_mesh()
     assert set(read) == {"x", "dy"}
-    monkeypatch.setattr(tokens, "holds_rows", lambda *_: False)
+    monkeypatch.setattr(tokens, "has_local_rows", lambda *_: False)
     jax.clear_caches()
     read.clear()
     wanted = on_mesh()
@@ -199,7 +199,7 @@ def test_explain_says_what_is_read_from_tokens(
     """A line for each operand, against what a traced forward and backward quantizes and multiplies from tokens."""
     made: set[tuple[str, str]] = set()
     gathered: dict[tuple[str, str], str] = {}
-    rows = products._rows
+    rows = gemms._rows
 
     def multiplying(layer: Any, gemm: str, codes: Any, values: Any) -> Any:
         if isinstance(values, TokenRows):
@@ -208,11 +208,11 @@ def test_explain_says_what_is_read_from_tokens(
             gathered[WIDTHS[width], gemm] = "values" if is_array else "codes"
         return rows(layer, gemm, codes, values)
 
-    monkeypatch.setattr(products, "_rows", multiplying)
+    monkeypatch.setattr(gemms, "_rows", multiplying)
     for module in (autograd, recomputed):
 
         def noticing(*given: Any, own: Any = module.quantize_tokens, where: str = module.__name__) -> Any:
-            made.add((where, given[3]))
+            made.add((where, given[2]))
             return own(*given)
 
         monkeypatch.setattr(module, "quantize_tokens", noticing)

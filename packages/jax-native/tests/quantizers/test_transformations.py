@@ -25,7 +25,7 @@ from octavo import QuantizerSpec
 from octavo_jax import GroupedTensor
 from octavo_jax.policies import save_quantized
 from octavo_jax_native import TARGETS
-from octavo_jax_native.quantizers.primitive import kept
+from octavo_jax_native.quantizers.primitive import needed_results
 
 BACKEND = "jax-native"
 M, K, G = 200, 96, 4
@@ -195,7 +195,7 @@ VALUES = ("row_values", "row_global", "rstd")
 def test_each_plane_in_the_form_that_is_read(names: tuple[str, ...], used: str, made: str) -> None:
     """Codes with their scales, values, or both, and the second level with either; and a call always makes a plane, in a
     form that is still among its results."""
-    wanted = kept(names, [name in used.split() for name in names])
+    wanted = needed_results(names, [name in used.split() for name in names])
     assert {name for name, is_made in zip(names, wanted, strict=True) if is_made} == set(made.split())
 
 

@@ -44,9 +44,9 @@ class TritonBackend(Backend):
             if INTERPRETED:
                 return "TRITON_INTERPRET is set, so that Triton would interpret kernels on the CPU; unset it"
             # here, because jax-triton is not there where kernels are interpreted
-            from octavo_jax_triton.launch.compiled import unfit
+            from octavo_jax_triton.launch import compiled
 
-            if refusal := unfit():
+            if refusal := compiled.refusal():
                 return refusal
         return self.refuses_everywhere(request)
 

@@ -19,22 +19,20 @@ import octavo
 from octavo import Recipe
 from octavo.grouped_tensor import PLAIN
 from octavo_jax_triton.backend import TritonBackend
-from octavo_jax_triton.launch import start
+from octavo_jax_triton.launch.launch_kernel import launch_kernel
 from octavo_registry.contract import DequantizeRequest, GemmRequest, QuantizeRequest, Weight, readers
 
 CHIPS = ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))
 RECIPES = ("bf16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4")
 M, K, N, G = 512, 256, 384, 4
 
-_started: Counter[str] = Counter()
+_launched: Counter[str] = Counter()
+_launch = launch_kernel
 
 
 def _counted(kernel: Any, *rest: Any, **constants: Any) -> Any:
-    _started[kernel.__name__] += 1
-    return _start(kernel, *rest, **constants)
-
-
-_start = start.start
+    _launched[kernel.__name__] += 1
+    return _launch(kernel, *rest, **constants)
 
 
 def step_of(recipe: Recipe, arch: tuple[int, int], weight: Weight) -> Any:
@@ -72,13 +70,13 @@ def step_of(recipe: Recipe, arch: tuple[int, int], weight: Weight) -> Any:
 
 def lowered(name: str, arch: tuple[int, int], weight: Weight) -> dict[str, Any]:
     """Which kernels were started, and the calls in the program."""
-    _started.clear()
+    _launched.clear()
     shapes = ((M, K), (G, N, K) if weight == "nk" else (G, K, N), (M, N))
     values = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (*shapes, (G, N))]
     sizes = jax.ShapeDtypeStruct((G,), jnp.int32)
     traced = jax.jit(step_of(octavo.recipe(name), arch, weight)).trace(*values[:3], sizes, values[3])
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    return {"calls": text.count("@triton_kernel_call_ffi("), "kernels": dict(_started)}
+    return {"calls": text.count("@triton_kernel_call_ffi("), "kernels": dict(_launched)}
 
 
 def selection(quick: bool) -> Iterator[tuple[str, tuple[int, int], Weight]]:
@@ -94,8 +92,8 @@ def selection(quick: bool) -> Iterator[tuple[str, tuple[int, int], Weight]]:
 
 if __name__ == "__main__":
     for module in list(sys.modules.values()):
-        if getattr(module, "start", None) is _start:
-            module.start = _counted  # type: ignore[attr-defined]
+        if getattr(module, "launch_kernel", None) is _launch:
+            module.launch_kernel = _counted  # type: ignore[attr-defined]
     for name, arch, weight in selection(sys.argv[1] == "quick"):
         facts = lowered(name, arch, weight)
         print(json.dumps({"recipe": name, "chip": list(arch), "weight": weight, **facts}), flush=True)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from octavo_jax import adapters, counting, moe, policies, traffic
     from octavo_jax import linen as linen  # with flax alone, and so not in __all__
     from octavo_jax import nnx as nnx
+    from octavo_jax.array_moves.moves import Move, MoveWarning
     from octavo_jax.arrays.grouped_tensor import GroupedTensor
     from octavo_jax.dispatch.room import Room
     from octavo_jax.functions.activations import activate
     from octavo_jax.functions.norms import normalize
     from octavo_jax.layer_report import LayerReport, explain
-    from octavo_jax.layouts.moves import Move, MoveWarning
     from octavo_jax.linear.dense import dense
     from octavo_jax.linear.grouped import grouped_dense
     from octavo_jax.linear.normalized_dense import layernorm_dense
@@ -118,7 +118,7 @@ _PLACES = (
     "remat.checkpoint_names",
     "scaling.delayed_state",
     "layer_report",
-    "layouts.moves",
+    "array_moves.moves",
     "quantizers.fused",
     "linear.grouped",
     "arrays.grouped_tensor",

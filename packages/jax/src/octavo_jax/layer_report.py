@@ -13,18 +13,18 @@ from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from octavo_jax.array_moves.moves import Move
 from octavo_jax.arrays.axes import ContractingDims, grouped_weight
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes, as_group_sizes, in_one_array
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.dispatch.room import Room
-from octavo_jax.layouts.moves import Move
-from octavo_jax.linear.argument_places import UNKNOWN, ArgumentPlaces
+from octavo_jax.linear.argument_placements import UNKNOWN, ArgumentPlacements
 from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fit
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.sharding import specs
-from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
+from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
 from octavo_jax.sharding.placement import Placement, Route
 from octavo_jax.sharding.placement_of_call import placement_of
@@ -86,13 +86,13 @@ def explain(
     `jax.shard_map`, and raises the same errors. The placement of arrays with values is known, so for them it also
     counts the bytes that would have to move.
     """
-    recipe, sharding = as_recipe(recipe), in_force(sharding)
+    recipe, sharding = as_recipe(recipe), roles_in_force(sharding)
     x, kernel = as_array("x", x), as_array("kernel", kernel)
     weight = grouped_weight(contracting_dims, x.ndim)
     check_has_roles("grouped_dense", sharding, x=x, kernel=kernel)
     group_sizes = in_one_array(group_sizes)
-    of_experts = ExpertRows.of(sharding, x, group_sizes)
-    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
+    expert_rows = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = expert_rows.in_blocks("x", x, "i"), expert_rows.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)
     groups, _, _ = check_operands(x, kernel, weight, None, placement)
     blocks = () if placement is None else placement.blocks
@@ -101,7 +101,9 @@ def explain(
     check_shards(placement, recipe, x, kernel, weight)
     options = LayerOptions.of(recipe, preferred_element_type, backend=backend, room=room)
     layer = layer_for(options, x, kernel, weight=weight, placement=placement)
-    places = ArgumentPlaces.of(called_as("grouped_dense", sharding), placement, weight, x, kernel, group_sizes)
+    places = ArgumentPlacements.of(
+        called_function("grouped_dense", sharding), placement, weight, x, kernel, group_sizes
+    )
     if placement is None or placement.route == "single":
         return LayerReport("single", MappingProxyType({}), places.placed, places.misplaced, (), layer.plan)
     lie: dict[str, Any] = {
@@ -116,28 +118,30 @@ def explain(
 
 
 def _moves(placement: Placement, layer: Layer) -> Iterator[str]:
-    axes, manual = placement.axes, placement.manual
-    if placement.deferred:
+    axes, manual = placement.axes, placement.manual_axes
+    if placement.mesh_unknown:
         yield f"as {axes} says, over the mesh that XLA finds"
         return
-    if placement.gathered:
-        over, side = _named(placement.gathered), placement.gathered_letter.upper()
+    if placement.gathered_axes:
+        over, side = _named(placement.gathered_axes), placement.gathered_letter.upper()
         parts = "quantized, and codes and scales of the one plane that a GEMM reads are gathered"
         for gemm in ("fprop", "dgrad"):
             what = parts if layer.plan.recipe.quantizes(gemm) else "gathered as they are"
             yield f"{gemm}: the kernel's shards along {side} are {what} over {over}"
-        if set(placement.gathered) <= set(placement.data):
+        if set(placement.gathered_axes) <= set(placement.data_axes):
             yield f"wgrad: dw is summed and scattered along {side} over {over}"
-    summed = tuple(name for name in placement.data if name not in placement.gathered)
-    for name, by in (("this package", placement.free_among(summed)), ("JAX", tuple(a for a in summed if a in manual))):
+    summed = tuple(name for name in placement.data_axes if name not in placement.gathered_axes)
+    for name, by in (("this package", placement.non_manual(summed)), ("JAX", tuple(a for a in summed if a in manual))):
         if by:
             yield f"wgrad: dw and the bias's gradient are summed over {_named(by)} by {name}"
     for letter, result in (("i", "fprop: y is"), ("o", "dgrad: dx is")):
-        over_tp = placement.several(letter)  # type: ignore[arg-type]
+        over_tp = placement.cutting_axes(letter)  # type: ignore[arg-type]
         if over_tp:
             yield f"{result} summed over {_named(over_tp)}"
     spanning = [part for part in layer.plan.plans if part.request.quantizer is not None]
-    cut = placement.several("k") + tuple(name for name in placement.several("n") if name not in placement.several("k"))
+    cut = placement.cutting_axes("k") + tuple(
+        name for name in placement.cutting_axes("n") if name not in placement.cutting_axes("k")
+    )
     if cut and any(part.request.kind in ("current", "row", "nvfp4", "delayed") for part in spanning):
         yield f"amaxes of scales that span shards are maxima over {_named(cut)}"
 

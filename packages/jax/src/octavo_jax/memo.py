@@ -1,4 +1,4 @@
-"""What was planned or built before, by what was asked: both kinds of memory are bounded."""
+"""Plans, and what is built of them, kept by key: interned objects, and values that depend on the registry's state."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ T = TypeVar("T")
 _MOST = 512
 
 
-class Identities(Generic[T]):
-    """One object for equal keys, until there are too many: JAX traces once what it compares by identity."""
+class Interned(Generic[T]):
+    """One object for equal keys: JAX compares a static argument by identity, and traces once for one object.
+
+    All are forgotten when there are too many.
+    """
 
     def __init__(self) -> None:
         self._objects: dict[Hashable, T] = {}
 
     def of(self, key: Hashable, build: Callable[[], T]) -> T:
         """The object of `key`, built where there is none."""
-        known = self._objects.get(key)
-        if known is None:
+        interned = self._objects.get(key)
+        if interned is None:
             if len(self._objects) >= _MOST:
                 self._objects.clear()
-            known = self._objects[key] = build()
-        return known
+            interned = self._objects[key] = build()
+        return interned
 
 
 class Memo(Generic[T]):

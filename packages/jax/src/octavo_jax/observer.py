@@ -50,7 +50,7 @@ from octavo_jax.linear.grouped import grouped_dense
 from octavo_jax.quantizers.stats import TensorStats, check_rows, counted
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.scaling.seeds import seed_words
-from octavo_jax.sharding.axes import in_force
+from octavo_jax.sharding.axes import roles_in_force
 
 
 @exportable
@@ -101,7 +101,7 @@ def observed(
     recipe = as_recipe(recipe)
     if tap is None:
         return grouped_dense(x, kernel, group_sizes, recipe=recipe, **options)
-    x, kernel, roles = jnp.asarray(x), jnp.asarray(kernel), in_force(options.get("sharding"))
+    x, kernel, roles = jnp.asarray(x), jnp.asarray(kernel), roles_in_force(options.get("sharding"))
     if x.ndim != 2 or roles is not None:
         raise ValueError(
             f"x has shape {list(x.shape)} and sharding, given or of mesh_roles, is {roles}; a tap takes rows [M, K] of "

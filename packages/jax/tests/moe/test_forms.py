@@ -22,7 +22,7 @@ from octavo_jax import MoeShape, bytes_kept, moe
 from octavo_jax.moe import experts
 from octavo_jax.moe.layer import autograd
 from octavo_jax.moe.layer.forms import FORMS, keep_rows, kept_rows
-from octavo_jax.moe.layer.kept import Kept
+from octavo_jax.moe.layer.residuals import MoeResiduals
 from octavo_registry.contract.cards import GATED
 
 pytestmark = pytest.mark.filterwarnings("ignore:a layer with delayed scaling")  # its scales are given and stay
@@ -172,7 +172,7 @@ def test_lean_gradients_are_those_of_its_definition(weights_on: Any, rng: np.ran
     rows = int(jnp.sum(kept["standard"].context.group_sizes))
     defined = np.concatenate([octavo_numerics.keep_rows(h[:rows]), np.zeros_like(h[rows:])])
     by_definition = replace(kept["standard"], h=jnp.asarray(defined))
-    backward = jax.jit(lambda kept: autograd._backward(kept.plan, kept, (dy, None))[0])
+    backward = jax.jit(lambda kept: autograd._moe_bwd(kept.plan, kept, (dy, None))[0])
     lean, wanted, other = (backward(one) for one in (kept["lean"], by_definition, kept["standard"]))
     for name, value in lean._asdict().items():
         if value is not None:
@@ -180,12 +180,12 @@ def test_lean_gradients_are_those_of_its_definition(weights_on: Any, rng: np.ran
     assert not np.array_equal(lean.wi, other.wi)
 
 
-def _kept(given: Given, form: Any, weights_on: str) -> Kept:
+def _kept(given: Given, form: Any, weights_on: str) -> MoeResiduals:
     """What the layer keeps in bf16."""
-    found: list[Kept] = []
+    found: list[MoeResiduals] = []
 
     def spy(*arguments: Any) -> Any:
-        result, kept = jax.jit(autograd.kept_by, static_argnums=0)(*arguments)
+        result, kept = jax.jit(autograd.moe_with_residuals, static_argnums=0)(*arguments)
         found.append(kept)
         return result[0], result[1]
 

@@ -153,13 +153,13 @@ def test_a_recipe_reaches_the_experts(name: str, rng: np.random.Generator) -> No
 def test_every_argument_reaches_the_mlp(monkeypatch: pytest.MonkeyPatch) -> None:
     """What belongs to `grouped_mlp` arrives there unchanged, seed and names included; `dtype` casts what it says."""
     seen: Arrays = {}
-    resolved = experts.resolved
+    resolved = experts.resolve_call
 
     def call(arrays: Any, group_sizes: Any, options: Any, rows: int) -> Any:
         seen.update(arrays._asdict(), **options._asdict())
         return resolved(arrays, group_sizes, options, rows)
 
-    monkeypatch.setattr(experts, "resolved", call)
+    monkeypatch.setattr(experts, "resolve_call", call)
     p = {key: jnp.zeros(shape) for key, shape in SHAPES.items()}
     given = {
         "activation": "geglu",

@@ -49,7 +49,7 @@ class Case:
 
     @property
     def experts(self) -> int:
-        return self.placement.count("e")
+        return self.placement.block_count("e")
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ import octavo
 import octavo_jax
 from octavo_jax import moe
 from octavo_jax.moe import expert_parallel, ragged_exchange
-from octavo_jax.moe.local_block import BlockArrays, Body, Result
+from octavo_jax.moe.local_block import BlockArrays, BlockResult, MoeBlock
 from octavo_jax.policies import save_quantized
 from octavo_jax.traffic import collectives
 
@@ -36,7 +36,7 @@ def ragged_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA's ragged_all_to_all where there is one, else its definition."""
     if jax.default_backend() == "cpu":
         monkeypatch.setattr(ragged_exchange, "exchange_rows", emulated)
-        monkeypatch.setattr(expert_parallel, "LACKING", ())
+        monkeypatch.setattr(expert_parallel, "WITHOUT_RAGGED_ALL_TO_ALL", ())
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_numpys_masks_and_choices_without_jit(
     device. What runs on each device stands aside here, for without jit it compiles a hundred programs."""
     arrived: list[Any] = []
 
-    def local(_: Body, given: BlockArrays) -> Result:
+    def local(_: MoeBlock, given: BlockArrays) -> BlockResult:
         arrived.append(given)
-        return Result(given.x, moe.RouterStats(jnp.zeros(E, jnp.int32), jnp.float32(0)), None)
+        return BlockResult(given.x, moe.RouterStats(jnp.zeros(E, jnp.int32), jnp.float32(0)), None)
 
-    monkeypatch.setattr(Body, "run", local)
+    monkeypatch.setattr(MoeBlock, "run", local)
     a, roles = block_arrays(rng), octavo_jax.MeshAxes(ep="ep")
     others = {"mask": rng.random(T) < 0.8, "replay": rng.integers(-1, E, (T, CHOICES))}
     with jax.set_mesh(mesh_of(AxisType.Auto, ep=2)):
@@ -241,7 +241,7 @@ def test_what_a_mesh_refuses(mesh_of: Any) -> None:
         with pytest.raises(ValueError, match="sharding names the axis 'experts' and the mesh has"):
             jax.eval_shape(partial(run, sharding=octavo_jax.MeshAxes(ep="experts")), **a)
     with jax.set_mesh(mesh_of(ep=2)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expert_parallel, "LACKING", ("cpu", "cuda"))
+        patch.setattr(expert_parallel, "WITHOUT_RAGGED_ALL_TO_ALL", ("cpu", "cuda"))
         with pytest.raises(ValueError, match="way is 'ragged' and XLA:CPU has no ragged_all_to_all; use 'gather'"):
             jax.eval_shape(partial(run, sharding=roles, exchange=moe.Exchange("ragged")), **a)
     with jax.set_mesh(mesh_of(ep=2)):

@@ -16,8 +16,8 @@ import octavo
 import octavo_numerics
 from octavo.payload import payload_spec
 from octavo_jax import moe
-from octavo_jax.moe.exchange import TokenExchange, everywhere, home
-from octavo_jax.moe.ragged_exchange import slices
+from octavo_jax.moe.exchange import TokenExchange, all_gather_tokens, reduce_scatter_sums
+from octavo_jax.moe.ragged_exchange import exchange_slices
 
 MESH = {"ep": 4}
 ROWS, WIDTH = 6, 160
@@ -42,8 +42,8 @@ def test_tokens_go_everywhere_and_sums_come_home(name: str, mesh_of: Any, rng: n
     token_exchange = TokenExchange.of(("ep",), recipe, BACKEND)
 
     def both(x: Any, parts: Any) -> Any:
-        everyone, pull = jax.vjp(partial(everywhere, token_exchange=token_exchange), x)
-        sums, push = jax.vjp(partial(home, token_exchange=token_exchange), parts)
+        everyone, pull = jax.vjp(partial(all_gather_tokens, token_exchange=token_exchange), x)
+        sums, push = jax.vjp(partial(reduce_scatter_sums, token_exchange=token_exchange), parts)
         return everyone, pull(parts)[0], sums, push(x)[0]
 
     spec = P("ep")
@@ -67,7 +67,7 @@ def test_slices_tile_both_sides(rows: int, mesh_of: Any, rng: np.random.Generato
     sizes[1] = 0  # a device without tokens
     sizes[:, 3] = 0
     run = jax.shard_map(
-        lambda s: jax.tree.map(lambda a: a[None], slices(s[0], ("ep",), rows)),
+        lambda s: jax.tree.map(lambda a: a[None], exchange_slices(s[0], ("ep",), rows)),
         mesh=mesh,
         in_specs=P("ep"),
         out_specs=P("ep"),

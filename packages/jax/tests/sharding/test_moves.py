@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import octavo_jax
 from octavo_jax import MeshAxes, MoveWarning, moe
-from octavo_jax.moe.local_block import BlockArrays, Body, Result
+from octavo_jax.moe.local_block import BlockArrays, BlockResult, MoeBlock
 from octavo_jax.traffic import collectives
 
 AXES = MeshAxes(ep="ep", fsdp="fsdp")
@@ -257,7 +257,7 @@ def test_a_moe_block(mesh: Any, placed: Any, rng: np.random.Generator, monkeypat
         assert told.startswith(
             "moe_mlp: wo [8, 32, 64] is placed as P('ep', 'fsdp', None) and sharding needs P('ep', None"
         )
-        monkeypatch.setattr(Body, "run", _x_alone)
+        monkeypatch.setattr(MoeBlock, "run", _x_alone)
         with warnings.catch_warnings():
             warnings.simplefilter("always", MoveWarning)
             warnings.showwarning = _stop
@@ -266,8 +266,8 @@ def test_a_moe_block(mesh: Any, placed: Any, rng: np.random.Generator, monkeypat
         assert said.value.args[1:] == (MoveWarning, __file__), "not the file of who takes old names"
 
 
-def _x_alone(_: Body, given: BlockArrays) -> Result:
-    return Result(given.x, moe.RouterStats(jnp.zeros(moe_cases.E, jnp.int32), jnp.float32(0)), None)
+def _x_alone(_: MoeBlock, given: BlockArrays) -> BlockResult:
+    return BlockResult(given.x, moe.RouterStats(jnp.zeros(moe_cases.E, jnp.int32), jnp.float32(0)), None)
 
 
 class _Stopped(Exception):

@@ -13,7 +13,7 @@ from octavo_jax import MeshAxes
 from octavo_jax.remat.checkpoint_names import DIRECTIONS, FIELDS
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
-from octavo_jax.sharding.planes import form_of
+from octavo_jax.sharding.planes import structure_of
 
 RECIPES = ("fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "mxfp8-square", "nvfp4")
 NAMED_BY_LETTERS = Placement(MeshAxes(ep="ep", fsdp="fsdp", tp="tp"), None, (2, 2))
@@ -34,7 +34,7 @@ def _shapes(spec: GroupedTensorSpec) -> dict[str, tuple[int, ...]]:
 
 def _assert_follow(letter: str, partitions: Any, before: GroupedTensorSpec, after: GroupedTensorSpec) -> None:
     """The operand doubled along `letter`: so are the dimensions that the specs call it, and no others."""
-    form = form_of(before)
+    form = structure_of(before)
     for field, shape in _shapes(before).items():
         if getattr(form, field) is None:
             continue
@@ -50,13 +50,13 @@ def test_a_kernel(recipe: str, weight: Any) -> None:
     is cut where the kernel is."""
     quantizer = octavo.recipe(recipe).quantizer("w")
     assert quantizer is not None
-    letters = ("g", *specs.sides(weight))
+    letters = ("g", *specs.matrix_letters(weight))
 
     def made(**sizes: int) -> GroupedTensorSpec:
         shape = tuple((KERNEL | sizes)[letter] for letter in letters)
         return GroupedTensorSpec(shape=shape, groups=shape[0], quantizer=quantizer, ragged_axis=None)
 
-    partitions = specs.quantized_kernel(NAMED_BY_LETTERS, form_of(made()), weight)
+    partitions = specs.quantized_kernel(NAMED_BY_LETTERS, structure_of(made()), weight)
     for letter in letters:
         _assert_follow(letter, partitions, made(), made(**{letter: 2 * KERNEL[letter]}))
     assert {partitions.rowwise[0], partitions.columnwise[0]} == {"e"}
@@ -74,7 +74,7 @@ def test_tokens(recipe: str, column: Any) -> None:
     def made(columns: int) -> GroupedTensorSpec:
         return GroupedTensorSpec(shape=(ROWS, columns), groups=GROUPS, quantizer=quantizer, ragged_axis=0)
 
-    partitions = specs.quantized_rows(NAMED_BY_LETTERS, form_of(made(COLUMNS)), column)
+    partitions = specs.quantized_rows(NAMED_BY_LETTERS, structure_of(made(COLUMNS)), column)
     _assert_follow(column, partitions, made(COLUMNS), made(2 * COLUMNS))
     assert tuple(partitions.rowwise)[:2] == ("e", "f")
 
@@ -86,7 +86,7 @@ def test_a_spec_that_follows_another_side_is_seen() -> None:
     before, after = (
         GroupedTensorSpec(shape=(3, 256, n), groups=3, quantizer=quantizer, ragged_axis=None) for n in (512, 1024)
     )
-    partitions = specs.quantized_kernel(NAMED_BY_LETTERS, form_of(before), "kn")
+    partitions = specs.quantized_kernel(NAMED_BY_LETTERS, structure_of(before), "kn")
     wrong = replace(partitions, columnwise_scale=specs.spec_of(NAMED_BY_LETTERS, ("e", "g", "k")))
     with pytest.raises(AssertionError, match="columnwise_scale"):
         _assert_follow("n", wrong, before, after)

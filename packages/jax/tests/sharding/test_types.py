@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from octavo_jax.sharding.conflicts import check_has_roles
-from octavo_jax.sharding.explicit import placed as placed_as
+from octavo_jax.sharding.explicit_placement import placed as placed_as
 from octavo_jax.traffic import collectives
 
 SHAPE = (2, 4, 8)

@@ -103,7 +103,7 @@ class GemmCall:
         """The product; operands by name as in native/lib/bindings/ffi/gemm.cpp."""
         results: dict[str, jax.ShapeDtypeStruct] = {"out": result_array(self.out_shape, self.out_dtype)}
         results |= workspace_result(self._workspace_bytes())
-        left, right, of = self.left, self.right, self.gathered
+        left, right, gathered = self.left, self.right, self.gathered
         names = {} if left is None or right is None else names_of(self.gemm, left, right)
         attributes = {
             "operands": ",".join(operands),
@@ -122,9 +122,9 @@ class GemmCall:
             "n": self.n,
             "k": self.k,
             "groups": self.groups,
-            "gathered": 0 if of is None else 1 + _SIDES.index(of.side),
-            "tokens": 0 if of is None else of.tokens,
-            "each": 1 if of is None else of.choices,
+            "gathered": 0 if gathered is None else 1 + _SIDES.index(gathered.side),
+            "tokens": 0 if gathered is None else gathered.tokens,
+            "each": 1 if gathered is None else gathered.choices,
             "ctas": self.ctas,
             "threads": CPU_THREADS,
         }

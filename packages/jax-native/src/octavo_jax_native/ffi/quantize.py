@@ -58,7 +58,8 @@ class QuantizeCall:
     extent     of what is quantized, before the prologue: of x, or of the rows that its tokens' choices make
     results    name, shape and dtype of each result in its order
     layouts    of the rowwise and the columnwise plane; codes of one of values are these values, and it has no scales
-    tokens     rows of x where they are tokens, `each` choices of each, whose rows the operand `order` names; else 0
+    tokens     how many there are, if x is tokens with `choices` choices each, and the operand `order` has the choice of
+               each row; else both are 0
     """
 
     spec: QuantizerSpec
@@ -70,7 +71,7 @@ class QuantizeCall:
     layouts: tuple[str, str]
     prologue: Prologue = NO_PROLOGUE
     tokens: int = 0
-    each: int = 0
+    choices: int = 0
 
     def run(self, *operands: Array) -> list[Array]:
         """The results, in order."""
@@ -95,7 +96,7 @@ class QuantizeCall:
             "col_layout": layout_number(self.layouts[1]),
             "epsilon": np.float32(self.prologue.epsilon),
             "threads": CPU_THREADS,
-            "each": self.each,
+            "each": self.choices,
             **self.prologue.numbers(),
         }
         starts = {name: at for at, name in enumerate(arrays)}

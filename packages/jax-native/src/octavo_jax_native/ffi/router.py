@@ -68,7 +68,7 @@ def route(words: Array, choices: int, groups: int) -> list[Array]:
     return [*map(as_int32, made[:3]), made[3]]
 
 
-def moved(target: str, operands: Mapping[str, Array], each: int, shape: tuple[int, ...], dtype: Any) -> Array:
-    """The one result of a call that moves or multiplies rows of tokens with `each` choices."""
+def row_call(target: str, operands: Mapping[str, Array], choices: int, shape: tuple[int, ...], dtype: Any) -> Array:
+    """The one result of a call that moves or multiplies rows of tokens with so many choices each."""
     results = {"out": result_array(shape, dtype)}
-    return _called(target, results, operands, {"each": each, "threads": CPU_THREADS})[0]
+    return _called(target, results, operands, {"each": choices, "threads": CPU_THREADS})[0]

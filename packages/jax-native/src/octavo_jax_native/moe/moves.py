@@ -35,7 +35,7 @@ def permute_rows(x: Array, order: Array, position: Array, routed: Array, weights
 @jax.jit
 def octavo_permute_rows(x: Array, order: Array, position: Array, routed: Array, weights: Array | None) -> Array:
     operands = {"from": x, **_choices(position, routed, weights)}
-    return router.moved(targets.PERMUTE_ROWS, operands, position.shape[1], (order.shape[0], x.shape[1]), x.dtype)
+    return router.row_call(targets.PERMUTE_ROWS, operands, position.shape[1], (order.shape[0], x.shape[1]), x.dtype)
 
 
 def combine_rows(rows: Array, position: Array, routed: Array, weights: Array | None, /) -> Array:
@@ -48,8 +48,8 @@ def combine_rows(rows: Array, position: Array, routed: Array, weights: Array | N
 @jax.jit
 def octavo_combine_rows(rows: Array, position: Array, routed: Array, weights: Array | None) -> Array:
     operands = {"from": rows, **_choices(position, routed, weights)}
-    tokens, each = position.shape
-    return router.moved(targets.COMBINE_ROWS, operands, each, (tokens, rows.shape[1]), rows.dtype)
+    tokens, choices = position.shape
+    return router.row_call(targets.COMBINE_ROWS, operands, choices, (tokens, rows.shape[1]), rows.dtype)
 
 
 def dot_rows(rows: Array, dy: Array, position: Array, routed: Array, /) -> Array:
@@ -63,7 +63,7 @@ def dot_rows(rows: Array, dy: Array, position: Array, routed: Array, /) -> Array
 @jax.jit
 def octavo_dot_rows(rows: Array, dy: Array, position: Array, routed: Array) -> Array:
     operands = {"rows": rows, "dy": dy, **_choices(position, routed, None)}
-    return router.moved(targets.DOT_ROWS, operands, position.shape[1], position.shape, jnp.float32)
+    return router.row_call(targets.DOT_ROWS, operands, position.shape[1], position.shape, jnp.float32)
 
 
 def _choices(position: Array, routed: Array, weights: Array | None) -> dict[str, Array]:

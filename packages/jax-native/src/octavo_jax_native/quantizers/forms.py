@@ -27,7 +27,7 @@ from octavo_registry.contract import PlanesRequest, TwoForms
 Directions = tuple[Direction, ...]
 
 
-def valued_directions(request: PlanesRequest, *, of_array: bool) -> Directions:
+def directions_as_values(request: PlanesRequest, *, of_array: bool) -> Directions:
     """The planes of the request that GEMMs can read as values; `of_array` as in `octavo_native.values`."""
     directions = valued(request.quantizer, request.layouts, request.in_dtype, request.device, of_array=of_array)
     return cast("Directions", directions)
@@ -37,9 +37,9 @@ def run_forms(call: QuantizeCall, operands: tuple[Array, ...]) -> list[Array]:
     """The results of `call`, in order; those called row_values and col_values are the planes as values."""
     names = [name for name, _, _ in call.results]
     of_values: Directions = tuple(direction for direction, prefix in PREFIX.items() if f"{prefix}_values" in names)
-    alone = [direction for direction in of_values if f"{PREFIX[direction]}_codes" not in names]
+    without_codes = [direction for direction in of_values if f"{PREFIX[direction]}_codes" not in names]
     # to the kernels values are codes in another layout
-    written = {f"{PREFIX[direction]}_values": f"{PREFIX[direction]}_codes" for direction in alone}
+    written = {f"{PREFIX[direction]}_values": f"{PREFIX[direction]}_codes" for direction in without_codes}
     kernel = replace(
         call,
         results=tuple(
@@ -48,15 +48,15 @@ def run_forms(call: QuantizeCall, operands: tuple[Array, ...]) -> list[Array]:
             if name in written or not name.endswith("_values")
         ),
         layouts=(
-            VALUES if "rowwise" in alone else call.layouts[0],
-            VALUES if "columnwise" in alone else call.layouts[1],
+            VALUES if "rowwise" in without_codes else call.layouts[0],
+            VALUES if "columnwise" in without_codes else call.layouts[1],
         ),
     )
     made = dict(zip((name for name, _, _ in kernel.results), kernel.run(*operands), strict=True))
     plan = dict(zip(call.operands, operands, strict=True)).get("plan")
     for direction in of_values:
         prefix = PREFIX[direction]
-        if direction in alone:
+        if direction in without_codes:
             made[f"{prefix}_values"] = made[f"{prefix}_codes"]
             continue
         shape = next(shape for name, shape, _ in call.results if name == f"{prefix}_values")
@@ -67,21 +67,21 @@ def run_forms(call: QuantizeCall, operands: tuple[Array, ...]) -> list[Array]:
     return [made[name] for name in names]
 
 
-def two_forms(q: GroupedTensor, made: Mapping[str, Array], valued: Directions) -> TwoForms[GroupedTensor]:
-    """Both forms of what a call has made: its codes `q`, and among its results the planes `valued` as values."""
-    values = {direction: made[f"{PREFIX[direction]}_values"] for direction in valued}
-    return TwoForms(q, _with_values(q, values), Multiply(valued))
+def two_forms(q: GroupedTensor, made: Mapping[str, Array], as_values: Directions) -> TwoForms[GroupedTensor]:
+    """Both forms of what a call has made: its codes `q`, and among its results the planes that it made as values."""
+    values = {direction: made[f"{PREFIX[direction]}_values"] for direction in as_values}
+    return TwoForms(q, _with_values(q, values), Multiply(as_values))
 
 
 @dataclass(frozen=True)
 class Multiply:
     """Makes the second form of codes in the native layout: TwoForms.multiply."""
 
-    valued: Directions
+    as_values: Directions
 
     def __call__(self, q: GroupedTensor) -> GroupedTensor:
         spec, values = q.spec, {}
-        for direction in self.valued:
+        for direction in self.as_values:
             if getattr(q, direction) is None:
                 continue
             codes, scales, _ = q.plane(direction)
@@ -100,5 +100,5 @@ def _with_values(q: GroupedTensor, values: Mapping[Direction, Array]) -> Grouped
 
 
 @lru_cache(maxsize=512)
-def _spec_of_values(spec: GroupedTensorSpec, valued: Directions) -> GroupedTensorSpec:
-    return spec.model_copy(update={f"{direction}_layout": VALUES for direction in valued})
+def _spec_of_values(spec: GroupedTensorSpec, as_values: Directions) -> GroupedTensorSpec:
+    return spec.model_copy(update={f"{direction}_layout": VALUES for direction in as_values})

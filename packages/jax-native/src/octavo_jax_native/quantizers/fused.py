@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,11 @@ from octavo_jax.plugin_api import (
     features,
     one_group,
 )
-from octavo_jax_native.arrays import options
 from octavo_jax_native.arrays.planes import result_array, tensor_of
+from octavo_jax_native.arrays.quantizer_keywords import QuantizerKeywords, keyword_operands
 from octavo_jax_native.ffi import targets
 from octavo_jax_native.ffi.quantize import Prologue
-from octavo_jax_native.quantizers.forms import Directions, two_forms, valued_directions
+from octavo_jax_native.quantizers.forms import Directions, directions_as_values, two_forms
 from octavo_jax_native.quantizers.kernel import QuantizeKernel, values_of
 from octavo_native import support
 from octavo_registry.contract import (
@@ -50,28 +50,28 @@ from octavo_registry.contract import (
 
 Layouts = tuple[str, str]
 
-Made: TypeAlias = Any
-"""A GroupedTensor, or TwoForms of one where a function was bound with the planes that are `valued`."""
+MaybeTwoForms: TypeAlias = Any
+"""A GroupedTensor, or TwoForms of one where a function was bound with planes that GEMMs read `as_values`."""
 
 _OF_GRADIENT = ("dbias", "dprobs")
 
 
 def bind_fused(request: FusedRequest) -> BoundFused:
     """The kernels' function for `request`, which is jitted; extras that nobody reads are not computed under jit."""
-    valued = valued_directions(request, of_array=False)
-    two: Any = _bound(request, valued, None)
-    return _bound(request, None, (lambda: two) if valued else None)
+    as_values = directions_as_values(request, of_array=False)
+    bound_in_two_forms: Any = _bound(request, as_values, None)
+    return _bound(request, None, (lambda: bound_in_two_forms) if as_values else None)
 
 
-def _bound(request: FusedRequest, valued: Directions | None, in_two_forms: Any) -> BoundFused:
-    """The answer, of functions that return TwoForms where `valued` is given."""
+def _bound(request: FusedRequest, as_values: Directions | None, in_two_forms: Any) -> BoundFused:
+    """The bound function, which returns TwoForms where `as_values` is given."""
     spec, layouts = request.quantizer, request.layouts
     if isinstance(request, NormRequest):
-        return BoundNormQuantize(NormQuantizer(spec, layouts, request.norm, valued), in_two_forms=in_two_forms)
+        return BoundNormQuantize(NormQuantizer(spec, layouts, request.norm, as_values), in_two_forms=in_two_forms)
     if request.op == "act_quantize":
-        activation = ActQuantizer(spec, layouts, request.activation, valued)
+        activation = ActQuantizer(spec, layouts, request.activation, as_values)
         return BoundActQuantize(activation, values=activation.values, in_two_forms=in_two_forms)
-    gradient = DactQuantizer(spec, layouts, request.activation, valued)
+    gradient = DactQuantizer(spec, layouts, request.activation, as_values)
     return BoundDactQuantize(gradient, values=gradient.values, in_two_forms=in_two_forms)
 
 
@@ -79,10 +79,10 @@ class ActQuantizer:
     """The function of "act_quantize"."""
 
     def __init__(
-        self, spec: QuantizerSpec, layouts: Layouts, activation: Activation, valued: Directions | None = None
+        self, spec: QuantizerSpec, layouts: Layouts, activation: Activation, as_values: Directions | None = None
     ) -> None:
         self._spec, self._activation = spec, check_activation(activation)
-        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", activation)), valued)
+        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation", activation)), as_values)
 
     def __call__(
         self,
@@ -96,10 +96,10 @@ class ActQuantizer:
         group_offset: int | Array = 0,
         scale: Array | None = None,
         wanted: Wanted = None,
-    ) -> tuple[Made, Extras]:
+    ) -> tuple[MaybeTwoForms, Extras]:
         operands, columns = self._operands(x, probs)
-        arguments = _Arguments(seed, operand, group_offset, scale)
-        return self._function(operands, columns, group_sizes, arguments, _names(self._spec, wanted))
+        keywords: QuantizerKeywords = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
+        return self._function(operands, columns, group_sizes, keywords, _extra_names(self._spec, wanted))
 
     def values(
         self,
@@ -125,10 +125,12 @@ class DactQuantizer:
     """The function of "dact_quantize"."""
 
     def __init__(
-        self, spec: QuantizerSpec, layouts: Layouts, activation: Activation, valued: Directions | None = None
+        self, spec: QuantizerSpec, layouts: Layouts, activation: Activation, as_values: Directions | None = None
     ) -> None:
         self._spec, self._activation = spec, check_activation(activation)
-        self._function = fused_function(QuantizeKernel(spec, layouts, Prologue("activation_grad", activation)), valued)
+        self._function = fused_function(
+            QuantizeKernel(spec, layouts, Prologue("activation_grad", activation)), as_values
+        )
 
     def __call__(
         self,
@@ -143,11 +145,11 @@ class DactQuantizer:
         group_offset: int | Array = 0,
         scale: Array | None = None,
         wanted: Wanted = None,
-    ) -> tuple[Made, Extras]:
+    ) -> tuple[MaybeTwoForms, Extras]:
         operands = self._operands(dy, x, probs)
-        arguments = _Arguments(seed, operand, group_offset, scale)
-        names = _names(self._spec, wanted, "dbias", "dprobs")
-        return self._function(operands, x.shape[1], group_sizes, arguments, names)
+        keywords: QuantizerKeywords = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
+        names = _extra_names(self._spec, wanted, "dbias", "dprobs")
+        return self._function(operands, x.shape[1], group_sizes, keywords, names)
 
     def values(
         self,
@@ -178,8 +180,8 @@ class DactQuantizer:
 class NormQuantizer:
     """The function of "norm_quantize"."""
 
-    def __init__(self, spec: QuantizerSpec, layouts: Layouts, norm: Norm, valued: Directions | None = None) -> None:
-        self._spec, self._layouts, self._norm, self._valued = spec, layouts, norm, valued
+    def __init__(self, spec: QuantizerSpec, layouts: Layouts, norm: Norm, as_values: Directions | None = None) -> None:
+        self._spec, self._layouts, self._norm, self._as_values = spec, layouts, norm, as_values
 
     def __call__(
         self,
@@ -195,24 +197,15 @@ class NormQuantizer:
         group_offset: int | Array = 0,
         scale: Array | None = None,
         wanted: Wanted = None,
-    ) -> tuple[Made, Extras]:
+    ) -> tuple[MaybeTwoForms, Extras]:
         check_input(x, "x", (2,))
         check_norm(self._norm, epsilon, x, gamma, beta)
         operands = {"x": x, "gamma": gamma} | ({} if beta is None else {"beta": beta})
         prologue = Prologue("norm", norm=self._norm, epsilon=float(epsilon))
-        function = fused_function(QuantizeKernel(self._spec, self._layouts, prologue), self._valued)
+        function = fused_function(QuantizeKernel(self._spec, self._layouts, prologue), self._as_values)
         statistics = ("rstd", "mean") if self._norm == "layer" else ("rstd",)
-        arguments = _Arguments(seed, operand, group_offset, scale)
-        return function(operands, x.shape[1], group_sizes, arguments, _names(self._spec, wanted, *statistics))
-
-
-class _Arguments(NamedTuple):
-    """What every quantizer takes beside its arrays, as octavo_registry.contract.Quantize has it."""
-
-    seed: int | Array | None
-    operand: Operand | None
-    group_offset: int | Array
-    scale: Array | None
+        keywords: QuantizerKeywords = {"seed": seed, "operand": operand, "group_offset": group_offset, "scale": scale}
+        return function(operands, x.shape[1], group_sizes, keywords, _extra_names(self._spec, wanted, *statistics))
 
 
 def _probs_operand(probs: Array | None, x: Array) -> dict[str, Array]:
@@ -222,7 +215,7 @@ def _probs_operand(probs: Array | None, x: Array) -> dict[str, Array]:
     return {"probs": probs}
 
 
-def _names(spec: QuantizerSpec, wanted: Wanted, *own: str) -> tuple[str, ...]:
+def _extra_names(spec: QuantizerSpec, wanted: Wanted, *own: str) -> tuple[str, ...]:
     """The extras to compute: those that are wanted, else the function's `own` and what every layer reads."""
     if wanted is None:
         return ("activated", *(("amax",) if spec.scaling == "delayed" else ()), *own)
@@ -248,12 +241,12 @@ def _extra_results(
 
 
 @lru_cache(maxsize=512)
-def fused_function(kernel: QuantizeKernel, valued: Directions | None) -> Callable[..., tuple[Made, Extras]]:
+def fused_function(kernel: QuantizeKernel, as_values: Directions | None) -> Callable[..., tuple[MaybeTwoForms, Extras]]:
     """The function of a quantizer with its prologue, whose inner part is jitted once.
 
-    function(operands, columns, group_sizes, arguments, names) returns the tensor [M, columns] and the extras in
+    function(operands, columns, group_sizes, keywords, names) returns the tensor [M, columns] and the extras in
     `names`; its operands, by name, are checked already. ValueError for a dequantized copy without row data. With
-    `valued`, the planes that are made as values, too, the tensor is one of TwoForms.
+    `as_values`, the planes that are made as values, too, the tensor is a TwoForms.
     """
     spec = kernel.spec
 
@@ -261,7 +254,7 @@ def fused_function(kernel: QuantizeKernel, valued: Directions | None) -> Callabl
         operands: dict[str, Array], group_sizes: Array, columns: int, operand: Operand, names: tuple[str, ...]
     ) -> tuple[dict[str, Array], ...]:
         extras = _extra_results(names, operands, columns, group_sizes.shape[0])
-        return kernel.results(operands, group_sizes, operand, columns, extras, valued=valued or ())
+        return kernel.results(operands, group_sizes, operand, columns, extras, as_values=as_values or ())
 
     octavo_quantize.__name__ = octavo_quantize.__qualname__ = targets.QUANTIZE[spec.scaling]
     compiled = jax.jit(octavo_quantize, static_argnames=("columns", "operand", "names"))
@@ -271,9 +264,9 @@ def fused_function(kernel: QuantizeKernel, valued: Directions | None) -> Callabl
         operands: dict[str, Array],
         columns: int,
         group_sizes: Array | None,
-        arguments: _Arguments,
+        keywords: QuantizerKeywords,
         names: tuple[str, ...],
-    ) -> tuple[Made, Extras]:
+    ) -> tuple[MaybeTwoForms, Extras]:
         if "dequantized" in names and "rowwise" not in spec.directions:
             raise ValueError(
                 f"wanted holds 'dequantized', which is the row data's values, and orientation is {spec.orientation!r}; "
@@ -283,14 +276,11 @@ def fused_function(kernel: QuantizeKernel, valued: Directions | None) -> Callabl
         sizes = one_group(rows) if group_sizes is None else group_sizes
         check_sizes(sizes)
         groups = sizes.shape[0]
-        every = {
-            **operands,
-            **options.random_operands(spec, arguments.seed, arguments.group_offset),
-            **options.scale_operand(spec, arguments.scale, groups),
-        }
-        results = compiled(every, sizes, columns=columns, operand=arguments.operand or spec.role, names=names)
+        all_operands = {**operands, **keyword_operands(spec, keywords, groups)}
+        operand = keywords.get("operand") or spec.role
+        results = compiled(all_operands, sizes, columns=columns, operand=operand, names=names)
         tensor = tensor_of(tensor_spec((rows, columns), groups), sizes, results)
-        made = tensor if valued is None else two_forms(tensor, results[0], valued)
+        made = tensor if as_values is None else two_forms(tensor, results[0], as_values)
         return made, Extras(**{name: results[0][name] for name in names})
 
     return function

@@ -53,20 +53,20 @@ class QuantizeKernel:
         operand: Operand,
         columns: int,
         extras: dict[str, jax.ShapeDtypeStruct],
-        each: int = 0,
-        valued: Directions = (),
+        choices: int = 0,
+        as_values: Directions = (),
     ) -> tuple[dict[str, Array], ...]:
         """The results of every call that the planes need, by name; the first call computes the `extras`, too.
 
         operands      x, and by name whatever else the quantizer and its prologue read
         group_sizes   of rows; None: stacked matrices
         columns       of what is quantized, which a prologue may change from x's
-        each          choices of a token, where x is tokens and the operand `order` the choice of each row; else 0
-        valued        planes that are results in a second form, too: row_values and col_values (forms.py)
+        choices       of a token, where x is tokens and the operand `order` the choice of each row; else 0
+        as_values     planes that are results in a second form, too: row_values and col_values (forms.py)
         """
         x = operands["x"]
         groups = x.shape[0] if group_sizes is None else group_sizes.shape[0]
-        extent = Extent.of((operands["order"].shape[0] // 2, x.shape[1]) if each else x.shape, groups)
+        extent = Extent.of((operands["order"].shape[0] // 2, x.shape[1]) if choices else x.shape, groups)
         if group_sizes is not None:
             operands = {**operands, "plan": group_plan(group_sizes, extent.rows)}
         quantized = Extent(extent.rows, columns, groups, extent.matrix_rows)
@@ -78,7 +78,7 @@ class QuantizeKernel:
             for direction, layout in planes:
                 layouts[direction] = layout
                 results.update(plane_results(self.spec, direction, layout, quantized))
-                if direction in valued:
+                if direction in as_values:
                     results[f"{PREFIX[direction]}_values"] = values_plane(direction, quantized)
             call = QuantizeCall(
                 self.spec,
@@ -89,8 +89,8 @@ class QuantizeKernel:
                 results=tuple((name, one.shape, one.dtype) for name, one in results.items()),
                 layouts=(layouts["rowwise"], layouts["columnwise"]),
                 prologue=self.prologue,
-                tokens=x.shape[0] if each else 0,
-                each=each,
+                tokens=x.shape[0] if choices else 0,
+                choices=choices,
             )
             outputs.append(quantize_call(call, operands))
         return tuple(outputs)

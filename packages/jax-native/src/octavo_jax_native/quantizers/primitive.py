@@ -44,7 +44,7 @@ def _form(name: str) -> str:
     return prefix if prefix in _PLANES and part in ("codes", "scales") else name
 
 
-def kept(names: Sequence[str], used: Sequence[bool]) -> list[bool]:
+def needed_results(names: Sequence[str], used: Sequence[bool]) -> list[bool]:
     """Which results are made where these are used: codes of a plane with their scales or not at all, and one plane at
     least, or where there is none what would be quantized.
 
@@ -69,7 +69,7 @@ def _without_unused(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
     if not any(used):
         return [False] * len(equation.invars), None
     call: QuantizeCall = equation.params["call"]
-    keep = kept([name for name, _, _ in call.results], used)
+    keep = needed_results([name for name, _, _ in call.results], used)
     smaller = replace(call, results=tuple(r for r, is_kept in zip(call.results, keep, strict=True) if is_kept))
     outvars = [v for v, is_kept in zip(equation.outvars, keep, strict=True) if is_kept]
     return [True] * len(equation.invars), equation.replace(params={"call": smaller}, outvars=outvars)

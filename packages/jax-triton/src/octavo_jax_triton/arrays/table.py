@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from octavo_jax_triton.launch.arguments import Made, Target
-from octavo_jax_triton.launch.start import start
+from octavo_jax_triton.launch.arguments import Output, Target
+from octavo_jax_triton.launch.launch_kernel import launch_kernel
 from octavo_triton.kernels.panels import index_rows
 from octavo_triton.layouts import index_programs, panels_of, table_words
 
@@ -19,9 +19,9 @@ def row_table(group_sizes: Array, rows: int, target: Target) -> Array:
         # sizes past int32 would turn negative, and those past `rows` are cut there anyway
         group_sizes = jnp.minimum(group_sizes, rows + 1).astype(jnp.int32)
     programs, padded, chunk = index_programs(rows, groups)
-    table = Made("table", (table_words(rows, groups),), jnp.int32)
+    table = Output("table", (table_words(rows, groups),), jnp.int32)
     arguments = (group_sizes, table, None, None, rows, groups, panels_of(rows, groups))
-    return start(index_rows, (programs,), arguments, target, GROUPS=padded, CHUNK=chunk, FLAG=False)["table"]
+    return launch_kernel(index_rows, (programs,), arguments, target, GROUPS=padded, CHUNK=chunk, FLAG=False)["table"]
 
 
 def sizes_of(table: Array, groups: int) -> Array:

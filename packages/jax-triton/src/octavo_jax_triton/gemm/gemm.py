@@ -12,8 +12,8 @@ from octavo.formats import DType
 from octavo_jax.plugin_api import check_float, check_out, check_sizes
 from octavo_jax_triton.arrays.table import row_table, sizes_of
 from octavo_jax_triton.gemm.launches import Bias, columns_by_columns, rows_by_matrices
-from octavo_jax_triton.gemm.operands import GemmOperand, Planes, Wanted, checked_bias, shape_of
-from octavo_jax_triton.launch.arguments import Made, Target
+from octavo_jax_triton.gemm.operands import GemmOperand, GemmSettings, Planes, checked_bias, shape_of
+from octavo_jax_triton.launch.arguments import Output, Target
 from octavo_registry.contract import Dgrad, Fprop, GemmRequest, Wgrad
 from octavo_triton.products.shapes import Shape, product_shape
 from octavo_triton.products.spec import GemmSpec
@@ -25,7 +25,7 @@ _NAMES = {"fprop": "octavo_gemm_fprop", "dgrad": "octavo_gemm_dgrad", "wgrad": "
 
 def bind_fprop(request: GemmRequest, target: Target) -> Fprop[Array, GemmOperand]:
     """The function of an "fprop" request."""
-    product = _rows_product(Wanted.of(request, target))
+    product = _rows_product(GemmSettings.of(request, target))
 
     def fprop(
         x: GemmOperand,
@@ -44,7 +44,7 @@ def bind_fprop(request: GemmRequest, target: Target) -> Fprop[Array, GemmOperand
 
 def bind_dgrad(request: GemmRequest, target: Target) -> Dgrad[Array, GemmOperand]:
     """The function of a "dgrad" request."""
-    product = _rows_product(Wanted.of(request, target))
+    product = _rows_product(GemmSettings.of(request, target))
 
     def dgrad(dy: GemmOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
         check_out(out)
@@ -53,19 +53,21 @@ def bind_dgrad(request: GemmRequest, target: Target) -> Dgrad[Array, GemmOperand
     return dgrad
 
 
-def _rows_product(how: Wanted) -> Product:
+def _rows_product(settings: GemmSettings) -> Product:
     """fprop or dgrad of the left and the right operand, checked, with the traced part jitted."""
-    form, gemm = how.form, how.request.op
+    form, gemm = settings.form, settings.request.op
 
     def traced(left: Planes, right: Planes, group_sizes: Array, bias: Bias, spec: GemmSpec, shape: Shape) -> Array:
         if not shape[0]:
             return jnp.zeros(shape, spec.out_dtype)
-        table = row_table(group_sizes, shape[0], how.target)
-        made = Made("out", shape, jnp.dtype(spec.out_dtype))
-        product = rows_by_matrices(spec, _alike(spec, left), _alike(spec, right), table, bias, made, how.target)
+        table = row_table(group_sizes, shape[0], settings.target)
+        out = Output("out", shape, jnp.dtype(spec.out_dtype))
+        product = rows_by_matrices(
+            spec, _in_common_dtype(spec, left), _in_common_dtype(spec, right), table, bias, out, settings.target
+        )
         # A loop that stacks y (a residual of a scanned layer) would otherwise have XLA run the GEMM twice on a GPU:
         # once into the stack and once for whoever reads y next.
-        return _once(product) if gemm == "fprop" else product
+        return _computed_once(product) if gemm == "fprop" else product
 
     traced.__name__ = traced.__qualname__ = _NAMES[gemm]
     compiled = jax.jit(traced, static_argnames=("spec", "shape"))
@@ -75,9 +77,9 @@ def _rows_product(how: Wanted) -> Product:
     ) -> Array:
         check_sizes(group_sizes)
         operands = zip(form.operands, form.directions, (left, right), strict=True)
-        planes = [how.plane(*operand) for operand in operands]
+        planes = [settings.plane(*operand) for operand in operands]
         shape = product_shape(form.kernel, form.operands, shape_of(left), shape_of(right), group_sizes.shape[0])
-        spec = how.spec(left, right, how.request.out_dtype)
+        spec = settings.spec(left, right, settings.request.out_dtype)
         scales = checked_bias(bias, bias_scales, group_sizes.shape[0], shape)
         result: Array = compiled(*planes, group_sizes, Bias(bias, scales), spec=spec, shape=shape)
         return result
@@ -87,23 +89,29 @@ def _rows_product(how: Wanted) -> Product:
 
 def bind_wgrad(request: GemmRequest, target: Target) -> Wgrad[Array, GemmOperand]:
     """The function of a "wgrad" request."""
-    how = Wanted.of(request, target)
-    form = how.form
+    settings = GemmSettings.of(request, target)
+    form = settings.form
 
     def octavo_wgrad(
-        left: Planes, right: Planes, group_sizes: Array, held: Array | None, spec: GemmSpec, shape: Shape, rows: int
+        left: Planes,
+        right: Planes,
+        group_sizes: Array,
+        accumulator: Array | None,
+        spec: GemmSpec,
+        shape: Shape,
+        rows: int,
     ) -> Array:
         if not rows:
-            return jnp.zeros(shape, spec.out_dtype) if held is None else held
+            return jnp.zeros(shape, spec.out_dtype) if accumulator is None else accumulator
         table = row_table(group_sizes, rows, target)
-        made = Made("out", shape, jnp.dtype(spec.out_dtype))
-        dw = columns_by_columns(spec, _alike(spec, left), _alike(spec, right), table, made, target)
-        if held is None:
+        out = Output("out", shape, jnp.dtype(spec.out_dtype))
+        dw = columns_by_columns(spec, _in_common_dtype(spec, left), _in_common_dtype(spec, right), table, out, target)
+        if accumulator is None:
             return dw
-        # Added here and not in the kernel, which would have to take the memory of `held` over, see Rows.amaxes; adding
-        # 0 would turn a -0 into +0, and a group without rows leaves it as it is.
+        # Added here and not in the kernel, which would have to take over the memory of `accumulator`, see Rows.amaxes.
+        # A group without rows leaves it as it is, where adding 0 would turn a -0 into +0.
         untouched = (sizes_of(table, shape[0]) == 0)[:, None, None]
-        return jnp.where(untouched, held, (held.astype(jnp.float32) + dw).astype(held.dtype))
+        return jnp.where(untouched, accumulator, (accumulator.astype(jnp.float32) + dw).astype(accumulator.dtype))
 
     compiled = jax.jit(octavo_wgrad, static_argnames=("spec", "shape", "rows"))
 
@@ -118,24 +126,24 @@ def bind_wgrad(request: GemmRequest, target: Target) -> Wgrad[Array, GemmOperand
         check_sizes(group_sizes)
         left, right = (dy, x) if form.operands[0] == "dy" else (x, dy)
         operands = zip(form.operands, form.directions, (left, right), strict=True)
-        planes = [how.plane(*operand) for operand in operands]
+        planes = [settings.plane(*operand) for operand in operands]
         shape = product_shape(form.kernel, form.operands, shape_of(left), shape_of(right), group_sizes.shape[0])
         out_dtype: DType = request.out_dtype
         if out is not None:
             check_float(out, "out", shape)
             out_dtype = "float32"
-        spec, rows = how.spec(left, right, out_dtype), shape_of(left)[0]
+        spec, rows = settings.spec(left, right, out_dtype), shape_of(left)[0]
         result: Array = compiled(*planes, group_sizes, out, spec=spec, shape=shape, rows=rows)
         return result
 
     return wgrad
 
 
-def _alike(spec: GemmSpec, planes: Planes) -> Planes:
+def _in_common_dtype(spec: GemmSpec, planes: Planes) -> Planes:
     """Unquantized operands in the dtype in which both are multiplied."""
     return planes if spec.scaling != "none" else (planes[0].astype(spec.dtype), None, None)
 
 
-def _once(made: Array) -> Array:
-    held: Array = jax.lax.optimization_barrier(made)  # type: ignore[no-untyped-call]
-    return held
+def _computed_once(y: Array) -> Array:
+    result: Array = jax.lax.optimization_barrier(y)  # type: ignore[no-untyped-call]
+    return result

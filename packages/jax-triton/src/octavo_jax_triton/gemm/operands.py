@@ -23,8 +23,8 @@ Planes = tuple[Array, Array | None, Array | None]
 """Codes, scales and the second level, or values alone."""
 
 
-class Wanted(NamedTuple):
-    """What a request fixes of its GEMM."""
+class GemmSettings(NamedTuple):
+    """What is known of a GEMM when it is bound, before there are operands."""
 
     request: GemmRequest
     form: GemmForm
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
     target: Target
 
     @classmethod
-    def of(cls, request: GemmRequest, target: Target) -> Wanted:
+    def of(cls, request: GemmRequest, target: Target) -> GemmSettings:
         """Of a request of one of the three GEMMs."""
         return cls(request, gemm_form(request.op, request.weight), chip_of(target.arch), target)
 

@@ -1,4 +1,4 @@
-"""What stands in the places of a kernel's arguments beside arrays, numbers and None."""
+"""Arguments of kernels other than arrays, numbers and None: outputs, descriptors of blocks; and where kernels run."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ import jax.numpy as jnp
 from jax import Array
 
 
-class Made(NamedTuple):
-    """A result: its name among those of the launch, shape and dtype. What the kernel leaves out holds anything."""
+class Output(NamedTuple):
+    """A result of a kernel: its name among those of the launch, shape and dtype.
+
+    Elements that the kernel does not write hold anything.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
 
 
-def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """What a call gives back."""
+def result_array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array that a call returns."""
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
-class Fetched(NamedTuple):
-    """An array of which the kernel fetches blocks, zeros past its ends; `layout`: a block's in Gluon."""
+class BlockDescriptor(NamedTuple):
+    """An array that a kernel reads block by block, by a descriptor; past its ends are zeros.
+
+    block    the shape of a block
+    layout   of a block in shared memory, for kernels in Gluon
+    """
 
     array: Array
     block: tuple[int, ...]
     layout: Any = None
+
+
+def operand_array(argument: Array | BlockDescriptor) -> Array:
+    """The array of an argument that is read."""
+    return argument.array if isinstance(argument, BlockDescriptor) else argument
 
 
 class Target(NamedTuple):
@@ -47,24 +59,24 @@ class Target(NamedTuple):
         return self.arch is None or self.arch >= (9, 0)
 
 
-def even(*lengths: int) -> bool:
+def divisible_by_16(*lengths: int) -> bool:
     """Whether 16 divides them, which kernels have to be told, see octavo_triton.kernels.formats.multiple_of_16."""
     return not any(length % 16 for length in lengths)
 
 
-def fetched(array: Array, block: tuple[int, ...]) -> Fetched | None:
-    """Blocks of `array`; None where the hardware could not fetch them: rows that do not begin at 16 bytes, no rows."""
+def block_descriptor(array: Array, block: tuple[int, ...]) -> BlockDescriptor | None:
+    """`array`, read by blocks; None where the hardware could not: its rows do not begin at 16 bytes, or it is empty."""
     size = jnp.dtype(array.dtype).itemsize
     if not math.prod(array.shape) or array.shape[-1] * size % 16:
         return None
-    return Fetched(array, block)
+    return BlockDescriptor(array, block)
 
 
-def fetched_rows(array: Array, block: tuple[int, int], swizzle: int) -> Fetched | None:
-    """The same of the array's rows for a kernel in Gluon, each block swizzled within `swizzle` bytes."""
+def row_descriptor(array: Array, block: tuple[int, int], swizzle: int) -> BlockDescriptor | None:
+    """The same of the array as a matrix of rows, for a kernel in Gluon, each block swizzled within `swizzle` bytes."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     size = jnp.dtype(array.dtype).itemsize
-    argument = fetched(array.reshape(-1, array.shape[-1]), block)
+    argument = block_descriptor(array.reshape(-1, array.shape[-1]), block)
     layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * size, rank=2)
     return None if argument is None else argument._replace(layout=layout)

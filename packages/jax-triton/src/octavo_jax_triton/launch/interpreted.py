@@ -16,7 +16,7 @@ import torch
 from jax import Array
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo_jax_triton.launch.arguments import Fetched, Made, array
+from octavo_jax_triton.launch.arguments import BlockDescriptor, Output, operand_array, result_array
 
 POISON = 0xFF
 """The bytes of what a kernel leaves out: NaN in every floating dtype."""
@@ -27,11 +27,11 @@ _KEEPS_SUBNORMALS.submit(int).result()
 
 
 def call(
-    kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], made: Sequence[Made], options: dict[str, Any]
+    kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], outputs: Sequence[Output], options: dict[str, Any]
 ) -> list[Array]:
     """The results of one launch."""
-    places = [place for place, argument in enumerate(arguments) if isinstance(argument, Array | Fetched)]
-    shapes = [array(each.shape, each.dtype) for each in made]
+    places = [place for place, argument in enumerate(arguments) if isinstance(argument, Array | BlockDescriptor)]
+    shapes = [result_array(each.shape, each.dtype) for each in outputs]
 
     def run(*arrays: Any) -> list[np.ndarray]:
         return _KEEPS_SUBNORMALS.submit(interpret, [np.array(each) for each in arrays]).result()
@@ -40,10 +40,10 @@ def call(
         placed = list(arguments)
         for place, given in zip(places, arrays, strict=True):
             argument, tensor = arguments[place], _stored(given)
-            placed[place] = _described(tensor, argument.block) if isinstance(argument, Fetched) else tensor
+            placed[place] = _described(tensor, argument.block) if isinstance(argument, BlockDescriptor) else tensor
         results: list[np.ndarray] = []
         for place, argument in enumerate(arguments):
-            if isinstance(argument, Made):
+            if isinstance(argument, Output):
                 results.append(np.empty(argument.shape, jnp.dtype(argument.dtype)))
                 results[-1].reshape(-1).view(np.uint8).fill(POISON)
                 placed[place] = _stored(results[-1])
@@ -52,7 +52,7 @@ def call(
             kernel[grid](*placed, **options)
         return results
 
-    arrays = [each.array if isinstance(each, Fetched) else each for each in map(arguments.__getitem__, places)]
+    arrays = [operand_array(arguments[place]) for place in places]
     return list(jax.pure_callback(run, shapes, *arrays, vmap_method="sequential"))
 
 

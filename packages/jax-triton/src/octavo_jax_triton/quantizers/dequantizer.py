@@ -16,8 +16,8 @@ from octavo.quantizer import HADAMARD_SIZE, Direction
 from octavo_jax.plugin_api import PAYLOAD_DTYPE, GroupedTensor, check_groups
 from octavo_jax_triton.arrays.planes import Plane, checked_plane
 from octavo_jax_triton.arrays.table import row_table, sizes_of
-from octavo_jax_triton.launch.arguments import Made, Target, even
-from octavo_jax_triton.launch.start import start
+from octavo_jax_triton.launch.arguments import Output, Target, divisible_by_16
+from octavo_jax_triton.launch.launch_kernel import launch_kernel
 from octavo_registry.contract import Dequantize
 from octavo_triton.kernels.dequantize import dequantize_plane, turn_codes
 from octavo_triton.layouts import TURNED, kernels_scaling, panels_of, tiles, turned_layout, turned_shape
@@ -63,13 +63,13 @@ def _values(
             runs = (sizes_of(table, spec.groups) + (HADAMARD_SIZE - 1)) // HADAMARD_SIZE
             table = row_table(runs * HADAMARD_SIZE, rows, target)
         panels, matrix_rows = panels_of(rows, spec.groups), 0
-    out = Made("values", shape, jnp.dtype(out_dtype))
+    out = Output("values", shape, jnp.dtype(out_dtype))
     arguments = (codes, scale, factor, table, out, rows, columns, spec.groups, panels, matrix_rows)
-    return start(
+    return launch_kernel(
         dequantize_plane, (panels, tiles(columns)), arguments, target,
         FORMAT=how.format, SCALING=kernels_scaling(how), SCALES=how.scale_format, BLOCK=how.block_size or 128,
         SQUARE=how.square, COLUMNWISE=direction == "columnwise", STACKED=table is None, OUT_DTYPE=out_dtype,
-        EVEN=even(columns),
+        EVEN=divisible_by_16(columns),
     )["values"]  # fmt: skip
 
 
@@ -88,10 +88,10 @@ def _turn(codes: Array, group_sizes: Array | None, spec: GroupedTensorSpec, colu
     table = None if group_sizes is None else row_table(group_sizes, rows, target)
     panels = spec.groups * tiles(rows) if table is None else panels_of(rows, spec.groups)
     shape = turned_shape(spec) if columnwise == TURNED else spec.payload_shape("columnwise")
-    made = Made("codes", shape, PAYLOAD_DTYPE[spec.quantizer.format])
+    made = Output("codes", shape, PAYLOAD_DTYPE[spec.quantizer.format])
     arguments = (codes, table, made, columns, spec.groups, panels, 0 if table is not None else rows)
-    how = {"BACK": columnwise != TURNED, "STACKED": table is None, "EVEN": even(columns)}
-    return start(turn_codes, (panels, tiles(columns)), arguments, target, **how)["codes"]
+    how = {"BACK": columnwise != TURNED, "STACKED": table is None, "EVEN": divisible_by_16(columns)}
+    return launch_kernel(turn_codes, (panels, tiles(columns)), arguments, target, **how)["codes"]
 
 
 _turn.__name__ = _turn.__qualname__ = "octavo_turn"

@@ -7,8 +7,8 @@ import math
 from jax import Array
 
 from octavo import GroupedTensorSpec, QuantizerSpec
-from octavo_jax_triton.arrays.planes import results_of
-from octavo_jax_triton.launch.start import start
+from octavo_jax_triton.arrays.planes import plane_outputs
+from octavo_jax_triton.launch.launch_kernel import launch_kernel
 from octavo_jax_triton.quantizers.rows import Rows
 from octavo_triton.kernels.quantizers.blocks import quantize_blocks
 from octavo_triton.kernels.quantizers.nvfp4 import nvfp4_factors, quantize_nvfp4
@@ -21,88 +21,88 @@ OPERANDS = {"x": 0, "w": 1, "dy": 2}
 
 
 def planes_of(
-    layout: GroupedTensorSpec, rows: Rows, scale: Array | None, words: Array | None, operand: int
+    spec: GroupedTensorSpec, rows: Rows, scale: Array | None, words: Array | None, operand: int
 ) -> dict[str, Array]:
     """The planes of `rows` by name; `words` of a seed and the first group's number, uint32 [3]."""
-    if layout.quantizer.block_size is None:
-        return _units(layout, rows, scale)
-    if layout.quantizer.scaling == "nvfp4":
-        return _nvfp4(layout, rows, words, operand)
-    return _blocks(layout, rows)
+    if spec.quantizer.block_size is None:
+        return _units(spec, rows, scale)
+    if spec.quantizer.scaling == "nvfp4":
+        return _nvfp4(spec, rows, words, operand)
+    return _blocks(spec, rows)
 
 
-def _blocks(layout: GroupedTensorSpec, rows: Rows) -> dict[str, Array]:
+def _blocks(spec: GroupedTensorSpec, rows: Rows) -> dict[str, Array]:
     """Block scaling and MXFP8, square or not."""
-    spec, made = layout.quantizer, results_of(layout)
-    row_scale, column_scale = made.get("rowwise_scale"), made.get("columnwise_scale")
+    quantizer, outputs = spec.quantizer, plane_outputs(spec)
+    row_scale, column_scale = outputs.get("rowwise_scale"), outputs.get("columnwise_scale")
     arguments = (
         rows.x,
         rows.table,
-        made.get("rowwise"),
-        column_scale if row_scale is None and spec.square else row_scale,
-        made.get("columnwise"),
-        None if spec.square else column_scale,
-        *rows.shape,
-        pattern(spec.amax_epsilon),
+        outputs.get("rowwise"),
+        column_scale if row_scale is None and quantizer.square else row_scale,
+        outputs.get("columnwise"),
+        None if quantizer.square else column_scale,
+        *rows.sizes,
+        pattern(quantizer.amax_epsilon),
     )
     casts = rows.target.has_fp8_casts
-    tile = blocks_tile(spec, casts, rows.table is None)
-    return start(
-        quantize_blocks, rows.grid(tile.width), arguments, rows.target, **rows.how,
-        FORMAT=spec.format, SCALES=spec.scale_format, POWER_OF_TWO=spec.power_of_two, BLOCK=spec.block_size,
-        SQUARE=spec.square, TURNED=layout.columnwise_layout == TURNED, CAST=casts,
+    tile = blocks_tile(quantizer, casts, rows.table is None)
+    return launch_kernel(
+        quantize_blocks, rows.grid(tile.width), arguments, rows.target, **rows.constants,
+        FORMAT=quantizer.format, SCALES=quantizer.scale_format, POWER_OF_TWO=quantizer.power_of_two,
+        BLOCK=quantizer.block_size, SQUARE=quantizer.square, TURNED=spec.columnwise_layout == TURNED, CAST=casts,
         RUN=tile.run, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
     )  # fmt: skip
 
 
-def _nvfp4(layout: GroupedTensorSpec, rows: Rows, words: Array | None, operand: int) -> dict[str, Array]:
+def _nvfp4(spec: GroupedTensorSpec, rows: Rows, words: Array | None, operand: int) -> dict[str, Array]:
     """NVFP4: amax by group, of column data after their transform; then both planes in one pass."""
-    spec, made = layout.quantizer, results_of(layout)
-    directions = [direction for direction in ("rowwise", "columnwise") if direction in made]
-    transformed = "columnwise" if spec.hadamard and "columnwise" in made else None
+    quantizer, outputs = spec.quantizer, plane_outputs(spec)
+    directions = [direction for direction in ("rowwise", "columnwise") if direction in outputs]
+    transformed = "columnwise" if quantizer.hadamard and "columnwise" in outputs else None
     names = {direction: "transformed" if direction == transformed else "groups" for direction in directions}
     found = rows.amaxes("groups") if transformed is None else rows.transformed_amaxes(*names.values())
     amaxes = {direction: found[name] for direction, name in names.items()}
     size = max(16, 1 << (rows.groups - 1).bit_length())
     factors: dict[str, Array] = {}
     for direction, amax in amaxes.items():
-        factor = made[f"{direction}_global"]
-        factors |= start(nvfp4_factors, (1,), (amax, factor, rows.groups), rows.target, SIZE=size)
+        factor = outputs[f"{direction}_global"]
+        factors |= launch_kernel(nvfp4_factors, (1,), (amax, factor, rows.groups), rows.target, SIZE=size)
     measured = (amaxes.get(direction) for direction in ("rowwise", "columnwise"))
-    planes = (made.get(direction + part) for direction in ("rowwise", "columnwise") for part in ("", "_scale"))
-    tile = nvfp4_tile(spec)
-    codes = start(
+    planes = (outputs.get(direction + part) for direction in ("rowwise", "columnwise") for part in ("", "_scale"))
+    tile = nvfp4_tile(quantizer)
+    codes = launch_kernel(
         quantize_nvfp4, rows.grid(tile.width),
-        (rows.x, *measured, rows.table, words, *planes, *rows.shape, 0, operand), rows.target, **rows.how,
-        SQUARE=spec.square, HADAMARD=spec.hadamard, STOCHASTIC=words is not None, CAST=rows.target.has_fp8_casts,
-        WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
+        (rows.x, *measured, rows.table, words, *planes, *rows.sizes, 0, operand), rows.target, **rows.constants,
+        SQUARE=quantizer.square, HADAMARD=quantizer.hadamard, STOCHASTIC=words is not None,
+        CAST=rows.target.has_fp8_casts, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
     )  # fmt: skip
     return codes | factors
 
 
-def _units(layout: GroupedTensorSpec, rows: Rows, scale: Array | None) -> dict[str, Array]:
+def _units(spec: GroupedTensorSpec, rows: Rows, scale: Array | None) -> dict[str, Array]:
     """Delayed scaling from `scale`, fp32 [G]; current and row scaling from amaxes."""
-    spec, made = layout.quantizer, results_of(layout)
-    rule = {"FORMAT": spec.format, "POWER_OF_TWO": spec.power_of_two}
-    amaxes = _amaxes_of_units(spec, rows) if scale is None else {}
-    planes = [made.get(direction + part) for part in ("", "_scale") for direction in ("rowwise", "columnwise")]
+    quantizer, outputs = spec.quantizer, plane_outputs(spec)
+    rule = {"FORMAT": quantizer.format, "POWER_OF_TWO": quantizer.power_of_two}
+    amaxes = _amaxes_of_units(quantizer, rows) if scale is None else {}
+    planes = [outputs.get(direction + part) for part in ("", "_scale") for direction in ("rowwise", "columnwise")]
     units = [0 if decode is None else math.prod(decode.shape) for decode in planes[2:]]
     arguments = (
         rows.x, scale, *(amaxes.get(name) for name in ("groups", "rows", "columns")),
-        rows.table, *planes, *rows.shape, pattern(spec.amax_epsilon), *units,
+        rows.table, *planes, *rows.sizes, pattern(quantizer.amax_epsilon), *units,
     )  # fmt: skip
     casts = rows.target.has_fp8_casts
     tile = codes_tile(casts)
     programs = max(1, *rows.grid())  # of no rows or columns there are scales all the same
-    return start(
-        quantize_units, (programs,), arguments, rows.target, **rows.how, **rule,
-        TURNED=layout.columnwise_layout == TURNED, CAST=casts, RUN=tile.run, BESIDE=tile.beside,
+    return launch_kernel(
+        quantize_units, (programs,), arguments, rows.target, **rows.constants, **rule,
+        TURNED=spec.columnwise_layout == TURNED, CAST=casts, RUN=tile.run, BESIDE=tile.beside,
         SHARE=share_of(max(units), programs), **tile.options,
     )  # fmt: skip
 
 
-def _amaxes_of_units(spec: QuantizerSpec, rows: Rows) -> dict[str, Array]:
-    if spec.scaling == "current":
+def _amaxes_of_units(quantizer: QuantizerSpec, rows: Rows) -> dict[str, Array]:
+    if quantizer.scaling == "current":
         return rows.amaxes("groups")
     units = {"rowwise": "rows", "columnwise": "columns"}
-    return rows.amaxes(*(units[direction] for direction in spec.directions))
+    return rows.amaxes(*(units[direction] for direction in quantizer.directions))

@@ -18,7 +18,7 @@ from octavo_jax.plugin_api import (
     encode_scale,
     random_key,
 )
-from octavo_jax_triton.arrays.planes import assembled
+from octavo_jax_triton.arrays.planes import tensor_of
 from octavo_jax_triton.launch.arguments import Target
 from octavo_jax_triton.quantizers.launches import OPERANDS, planes_of
 from octavo_jax_triton.quantizers.rows import Rows
@@ -30,7 +30,7 @@ def bind_quantize(spec: QuantizerSpec, columnwise: str, target: Target) -> Quant
     """What quantizes by `spec`, row codes into the plain layout and column codes into `columnwise`."""
 
     @lru_cache(maxsize=512)
-    def layout_of(shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
+    def tensor_spec(shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
         ragged_axis: Literal[0] | None = 0 if len(shape) == 2 else None
         plain = GroupedTensorSpec(shape=shape, groups=groups, quantizer=spec, ragged_axis=ragged_axis)
         return turned_layout(plain, columnwise)
@@ -39,7 +39,7 @@ def bind_quantize(spec: QuantizerSpec, columnwise: str, target: Target) -> Quant
         x: Array, group_sizes: Array | None, scale: Array | None, words: Array | None, operand: int
     ) -> dict[str, Array]:
         rows = Rows.of(x, group_sizes, target)
-        return planes_of(layout_of(x.shape, rows.groups), rows, scale, words, operand)
+        return planes_of(tensor_spec(x.shape, rows.groups), rows, scale, words, operand)
 
     octavo_quantize.__name__ = octavo_quantize.__qualname__ = f"octavo_quantize_{spec.scaling}"
     compiled = jax.jit(octavo_quantize, static_argnames="operand")
@@ -59,7 +59,7 @@ def bind_quantize(spec: QuantizerSpec, columnwise: str, target: Target) -> Quant
         encode = encode_scale(spec, scale, groups)
         words = _random_words(spec, seed, group_offset)
         made = compiled(x, group_sizes, encode, words, operand=OPERANDS[operand or spec.role])
-        return assembled(layout_of(x.shape, groups), group_sizes, made)
+        return tensor_of(tensor_spec(x.shape, groups), group_sizes, made)
 
     return run
 

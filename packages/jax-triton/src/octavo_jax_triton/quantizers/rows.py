@@ -10,8 +10,8 @@ from jax import Array
 
 from octavo_jax.plugin_api import dtype_name
 from octavo_jax_triton.arrays.table import groups_of_panels, row_table
-from octavo_jax_triton.launch.arguments import Made, Target, even
-from octavo_jax_triton.launch.start import start
+from octavo_jax_triton.launch.arguments import Output, Target, divisible_by_16
+from octavo_jax_triton.launch.launch_kernel import launch_kernel
 from octavo_triton.kernels.quantizers.nvfp4 import hadamard_amax
 from octavo_triton.kernels.quantizers.units import unit_amax
 from octavo_triton.layouts import TILE, panels_of, tiles
@@ -55,14 +55,18 @@ class Rows(NamedTuple):
         return (self.panels * tiles(self.columns, width),)
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int]:
-        """The arguments that all kernels over panels take."""
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """The numbers that all kernels over panels take."""
         return self.columns, self.groups, self.panels, self.matrix_rows, self.columns
 
     @property
-    def how(self) -> dict[str, Any]:
+    def constants(self) -> dict[str, Any]:
         """The constants that they take."""
-        return {"DTYPE": dtype_name(self.x.dtype, "x"), "STACKED": self.table is None, "EVEN": even(self.columns)}
+        return {
+            "DTYPE": dtype_name(self.x.dtype, "x"),
+            "STACKED": self.table is None,
+            "EVEN": divisible_by_16(self.columns),
+        }
 
     def amaxes(self, *wanted: str) -> dict[str, Array]:
         """int32 patterns of the largest magnitudes of "groups" [G], "rows" [M] and "columns" [G, K].
@@ -72,13 +76,13 @@ class Rows(NamedTuple):
         """
         across = tiles(self.columns)
         made = {
-            "groups": Made("groups", (self.panels, across), jnp.int32),
-            "rows": Made("rows", (self.length, across), jnp.int32),
-            "columns": Made("columns", (self.panels, self.columns), jnp.int32),
+            "groups": Output("groups", (self.panels, across), jnp.int32),
+            "rows": Output("rows", (self.length, across), jnp.int32),
+            "columns": Output("columns", (self.panels, self.columns), jnp.int32),
         }
         places = [each if name in wanted else None for name, each in made.items()]
-        arguments = (self.x, self.table, *places, *self.shape)
-        parts = start(unit_amax, self.grid(), arguments, self.target, **self.how, APART=True, num_warps=4)
+        arguments = (self.x, self.table, *places, *self.sizes)
+        parts = launch_kernel(unit_amax, self.grid(), arguments, self.target, **self.constants, APART=True, num_warps=4)
         whole: dict[str, Array] = {}
         for name, part in parts.items():
             if name == "rows":
@@ -91,10 +95,10 @@ class Rows(NamedTuple):
         """The same of "groups" [G], and of what the Hadamard transform makes of "transformed" ones [G]."""
         tile = HADAMARD_AMAX
         names, shape = ("groups", "transformed"), (self.panels, tiles(self.columns, tile.width))
-        places = [Made(name, shape, jnp.int32) if name in wanted else None for name in names]
-        parts = start(
-            hadamard_amax, self.grid(tile.width), (self.x, self.table, *places, *self.shape), self.target,
-            **self.how, APART=True, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
+        places = [Output(name, shape, jnp.int32) if name in wanted else None for name in names]
+        parts = launch_kernel(
+            hadamard_amax, self.grid(tile.width), (self.x, self.table, *places, *self.sizes), self.target,
+            **self.constants, APART=True, WIDTH=tile.width, BESIDE=tile.beside, **tile.options,
         )  # fmt: skip
         return {name: self._of_groups(jnp.max(part, axis=1, initial=0)) for name, part in parts.items()}
 

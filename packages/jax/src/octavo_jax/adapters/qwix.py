@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo_jax.adapters.call import RaggedDot, Seed
-from octavo_jax.arrays.extras import absent
+from octavo_jax.arrays.optional_packages import absent
 from octavo_jax.arrays.recipes import RecipeLike
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.linear.dense import dense

@@ -17,13 +17,13 @@ from octavo.formats import DType
 from octavo.grouped_tensor import PLAIN
 from octavo.quantizer import Direction, Operand
 from octavo.recipe_base import Gemm
+from octavo_jax.array_moves.moves import CalledFunction
 from octavo_jax.arrays.checks import check_fixed_axes, check_text
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.dispatch.backends import BackendNames, hashable
 from octavo_jax.dispatch.device import DeviceKind, device_of, multiprocessors_of
-from octavo_jax.dispatch.room import Room, check_room, leaving
-from octavo_jax.layouts.moves import Called
-from octavo_jax.memo import Identities, Memo
+from octavo_jax.dispatch.room import Room, check_room, plan_with_room
+from octavo_jax.memo import Interned, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry import GemmRequest, LayerPlan, QuantizePlan, QuantizeRequest, Weight
 from octavo_registry.contract.bound import Bound
@@ -33,7 +33,7 @@ from octavo_registry.contract.weights import readers
 Some = TypeVar("Some", bound=Bound[Any])
 
 HIGH_PRECISION = HighPrecision()
-A_LAYER = Called("a layer")
+A_LAYER = CalledFunction("a layer")
 
 
 class LayerOptions(NamedTuple):
@@ -51,7 +51,7 @@ class LayerOptions(NamedTuple):
     checkpoint_name: str | None
     output_checkpoint_name: str | None
     backend: str | tuple[str, ...] | None
-    called: Called
+    called: CalledFunction
     room: Room | None
 
     @classmethod
@@ -62,7 +62,7 @@ class LayerOptions(NamedTuple):
         checkpoint_name: str | None = None,
         output_checkpoint_name: str | None = None,
         backend: BackendNames = None,
-        called: Called = A_LAYER,
+        called: CalledFunction = A_LAYER,
         room: Room | None = None,
     ) -> LayerOptions:
         """The options that the arguments of a public function give; ValueError for a bad name or a bad Room."""
@@ -99,11 +99,11 @@ class LayerRequest(NamedTuple):
 class Layer:
     """What one linear layer runs. Compared by identity, so that it is a cheap static argument of `jax.jit`.
 
-    plan                     the registry's answer
-    request                  what the layer was planned for
-    y_dtype                  dtype of the result. If that is summed over shards, the plan's GEMM returns float32
-    product_dtype            dtype in which a GEMM multiplies operands that it takes unquantized, dy among them: that of
-                             x and the kernel, or fp32 if these differ
+    plan            the registry's plan
+    request         what the layer was planned for
+    y_dtype         dtype of the result. If that is summed over shards, the plan's GEMM returns float32
+    product_dtype   dtype in which a GEMM multiplies operands that it takes unquantized, dy among them: that of x and
+                    the kernel, or fp32 if these differ
     """
 
     plan: LayerPlan
@@ -113,7 +113,7 @@ class Layer:
 
     @property
     def options(self) -> LayerOptions:
-        """What the caller said."""
+        """The caller's arguments that are not arrays."""
         return self.request.options
 
     @property
@@ -131,9 +131,13 @@ class Layer:
         """Of blocks and shards; None: rows [M, K] and a kernel on one device."""
         return self.request.placement
 
+    def quantizer(self, operand: Operand) -> QuantizePlan | None:
+        """The quantizer of an operand; None if no GEMM reads it quantized."""
+        return dict(self.plan.quantizers)[f"quantize_{operand}"]
+
     def for_training(self) -> Layer:
         """This layer with the GEMMs of its gradients planned; itself if they are. Raises as `layer_for` does."""
-        return self if self.request.training else _planned(self.request._replace(training=True))
+        return self if self.request.training else _plan_layer(self.request._replace(training=True))
 
     def quantizing(self, x: Collection[Gemm], w: Collection[Gemm]) -> Layer:
         """This layer, quantizing only the planes of x and of the kernel that these GEMMs read.
@@ -141,45 +145,52 @@ class Layer:
         Two such layers, one for each pass, quantize an operand twice, so that no codes are kept in between. With
         delayed scaling an operand is quantized even if none of these GEMMs reads it, because that records its amax.
         """
-        parts = self._part("x", self.plan.quantize_x, x), self._part("w", self.plan.quantize_w, w)
-        if parts == (self.plan.quantize_x, self.plan.quantize_w):
+        quantizers = (
+            self._quantizer_read_by(x, "x", self.plan.quantize_x),
+            self._quantizer_read_by(w, "w", self.plan.quantize_w),
+        )
+        if quantizers == (self.plan.quantize_x, self.plan.quantize_w):
             return self
-        key = self, tuple(None if part is None else (part.request.quantizer, part.run) for part in parts)
-        plan = replace(self.plan, quantize_x=parts[0], quantize_w=parts[1])
-        return _layers.of(key, lambda: replace(self, plan=plan))
+        key = self, tuple(None if plan is None else (plan.request.quantizer, plan.run) for plan in quantizers)
+        plan = replace(self.plan, quantize_x=quantizers[0], quantize_w=quantizers[1])
+        return _interned.of(key, lambda: replace(self, plan=plan))
 
-    def _part(self, operand: Operand, plan: QuantizePlan | None, gemms: Collection[Gemm]) -> QuantizePlan | None:
+    def _quantizer_read_by(
+        self, gemms: Collection[Gemm], operand: Operand, plan: QuantizePlan | None
+    ) -> QuantizePlan | None:
+        """The operand's quantizer `plan`, with only the planes that these GEMMs read; None if they read none."""
         if plan is None:
             return None
-        spec, of_planes = plan.request.quantizer, readers(operand, self.plan.fprop.request.weight)
-        planes = zip(("rowwise", "columnwise"), of_planes, strict=True)
+        spec, gemm_of_plane = plan.request.quantizer, readers(operand, self.plan.fprop.request.weight)
+        planes = zip(("rowwise", "columnwise"), gemm_of_plane, strict=True)
         read = [plane for plane, gemm in planes if gemm in gemms and plane in spec.directions]
         if not read:
             return plan if self.options.recipe.stateful else None
-        return plan if len(read) == len(spec.directions) else self._narrow(plan.request, read[0])
+        return plan if len(read) == len(spec.directions) else self._with_plane(plan.request, read[0])
 
     def quantizer_of_tokens(self, operand: Operand) -> QuantizePlan:
         """The quantizer of tokens as one matrix, rowwise and in the plain layout, for a GEMM that gathers codes."""
-        plan = dict(self.plan.quantizers)[f"quantize_{operand}"]
+        plan = self.quantizer(operand)
         assert plan is not None  # a GEMM reads its codes
-        return self._narrow(replace(plan.request, layouts=(PLAIN, PLAIN), stacked=True), "rowwise")
+        return self._with_plane(replace(plan.request, layouts=(PLAIN, PLAIN), stacked=True), "rowwise")
 
     def in_two_forms(self, plan: Plan[Any, Some]) -> Some:
-        """The answer of a quantizer's plan, in two forms if its backend has them and all GEMMs are that backend's.
+        """What a quantizer's plan has bound: in two forms if its backend has them and all GEMMs are that backend's.
 
-        On a mesh operands are codes: rules say how these are cut and moved.
+        On a mesh operands are codes alone, because specs say of these how they are cut and gathered.
         """
-        ask = getattr(plan.bound, "in_two_forms", None)
-        own = all(part is None or part.backend == plan.backend for _, part in self.plan.gemms)
-        return ask() if ask is not None and own and self.placement is None else plan.bound
+        bind_two_forms = getattr(plan.bound, "in_two_forms", None)
+        reads_them = all(gemm is None or gemm.backend == plan.backend for _, gemm in self.plan.gemms)
+        return bind_two_forms() if bind_two_forms is not None and reads_them and self.placement is None else plan.bound
 
-    def _narrow(self, request: QuantizeRequest, direction: Direction) -> QuantizePlan:
+    def _with_plane(self, request: QuantizeRequest, direction: Direction) -> QuantizePlan:
+        """The plan of this request for the plane of one direction alone."""
         quantizer = request.quantizer.with_orientation(direction)
         return octavo_registry.plan(replace(request, quantizer=quantizer), backend=self.options.backend)
 
 
-_known: Memo[Layer] = Memo()
-_layers: Identities[Layer] = Identities()
+_planned: Memo[Layer] = Memo()
+_interned: Interned[Layer] = Interned()
 
 
 def layer_for(
@@ -213,7 +224,7 @@ def layer_for(
     )
     recipe = options.recipe
     key = (id(recipe), options[1:], request[1:])  # the hash of a recipe takes 2 microseconds
-    return _known.get(key, lambda: _planned(request), recipe)
+    return _planned.get(key, lambda: _plan_layer(request), recipe)
 
 
 class _Dtypes(NamedTuple):
@@ -234,37 +245,37 @@ class _Dtypes(NamedTuple):
     dw: DType
 
     @classmethod
-    def of(cls, asked: LayerRequest) -> _Dtypes:
-        x, kernel = dtype_name(asked.dtype, "x"), dtype_name(asked.kernel_dtype, "kernel")
-        recipe, preferred, placement = asked.options.recipe, asked.options.preferred_element_type, asked.placement
+    def of(cls, layer: LayerRequest) -> _Dtypes:
+        x, kernel = dtype_name(layer.dtype, "x"), dtype_name(layer.kernel_dtype, "kernel")
+        recipe, preferred, placement = layer.options.recipe, layer.options.preferred_element_type, layer.placement
         named = None if preferred is None else dtype_name(preferred, "preferred_element_type")
         out = named or recipe.output_dtype or x
-        own = cls(x, kernel, out, x if x == kernel else "float32", out, x, recipe.wgrad_dtype or kernel)
+        dtypes = cls(x, kernel, out, x if x == kernel else "float32", out, x, recipe.wgrad_dtype or kernel)
         if placement is None:
-            return own
-        return own._replace(
-            y="float32" if placement.sums("i") else own.y,
-            dx="float32" if placement.sums("o") else own.dx,
-            dw="float32" if placement.sums_blocks else own.dw,
+            return dtypes
+        return dtypes._replace(
+            y="float32" if placement.is_summed_over("i") else dtypes.y,
+            dx="float32" if placement.is_summed_over("o") else dtypes.dx,
+            dw="float32" if placement.sums_data_blocks else dtypes.dw,
         )
 
 
-def _sides(asked: LayerRequest) -> tuple[int, int, int]:
+def _gemm_sizes(layer: LayerRequest) -> tuple[int, int, int]:
     """G, K and N of the GEMMs that one device runs."""
-    groups, k, n = asked.shape if asked.weight == "kn" else (asked.shape[0], asked.shape[2], asked.shape[1])
-    placement = asked.placement
+    groups, k, n = layer.shape if layer.weight == "kn" else (layer.shape[0], layer.shape[2], layer.shape[1])
+    placement = layer.placement
     if placement is None:
         return groups, k, n
-    groups = placement.gemm_size("g", groups) // placement.count("e")
+    groups = placement.gemm_size("g", groups) // placement.block_count("e")
     return groups, placement.gemm_size("k", k), placement.gemm_size("n", n)
 
 
-def _planned(asked: LayerRequest) -> Layer:
-    options, recipe, dtypes = asked.options, asked.options.recipe, _Dtypes.of(asked)
-    check_fixed_axes(options.called.kernel, asked.shape)
-    groups, k, n = _sides(asked)
-    kind, arch = asked.device
-    request = GemmRequest(
+def _plan_layer(layer: LayerRequest) -> Layer:
+    options, recipe, dtypes = layer.options, layer.options.recipe, _Dtypes.of(layer)
+    check_fixed_axes(options.called.kernel, layer.shape)
+    groups, k, n = _gemm_sizes(layer)
+    kind, arch = layer.device
+    fprop = GemmRequest(
         op="fprop",
         framework="jax",
         device=kind,
@@ -275,18 +286,18 @@ def _planned(asked: LayerRequest) -> Layer:
         k=k,
         n=n,
         groups=groups,
-        training=asked.training,
-        weight=asked.weight,
+        training=layer.training,
+        weight=layer.weight,
     )
     plan = octavo_registry.plan_layer(
-        request,
+        fprop,
         backend=options.backend,
         wgrad_dtype=dtypes.dw,
         dgrad_dtype=dtypes.dx,
         w_dtype=dtypes.kernel,
         product_dtype=dtypes.product,
     )
-    key = (recipe.fingerprint, options[1:], asked[1:], tuple(part.run for part in plan.plans))
-    if options.room is not None and asked.multiprocessors is not None:
-        plan = leaving(plan, options.room, asked.multiprocessors, f"the {kind} device")
-    return _layers.of(key, lambda: Layer(plan, asked, jnp.dtype(dtypes.out), jnp.dtype(dtypes.product)))
+    key = (recipe.fingerprint, options[1:], layer[1:], tuple(each.run for each in plan.plans))
+    if options.room is not None and layer.multiprocessors is not None:
+        plan = plan_with_room(plan, options.room, layer.multiprocessors, f"the {kind} device")
+    return _interned.of(key, lambda: Layer(plan, layer, jnp.dtype(dtypes.out), jnp.dtype(dtypes.product)))

@@ -1,4 +1,4 @@
-"""What a backend's functions return, checked while a call is traced: a compiled program runs none of this."""
+"""Results of a backend's functions, checked while a call is traced: a compiled program runs none of these checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo_registry.dispatch.layer_plan import GemmPlan
 Codes = TypeVar("Codes")
 
 
-def _wrong(plan: Plan[Any, Any], result: object, needed: str) -> OctavoError:
+def _wrong_result(plan: Plan[Any, Any], result: object, needed: str) -> OctavoError:
     what = f"{result.dtype} {list(result.shape)}" if isinstance(result, Array) else f"a {type(result).__name__}"
     op, name = plan.request.op, plan.backend
     return OctavoError(
@@ -27,8 +27,8 @@ def _wrong(plan: Plan[Any, Any], result: object, needed: str) -> OctavoError:
     )
 
 
-def product_of(plan: GemmPlan, left: Any, right: Any, group_sizes: Array, **options: Any) -> Array:
-    """The result of a layer's GEMM.
+def run_gemm(plan: GemmPlan, left: Any, right: Any, group_sizes: Array, **options: Any) -> Array:
+    """The result of a layer's GEMM, checked.
 
     left, right   the operands in the order in which the GEMM takes them
     options       its arguments by name
@@ -37,32 +37,32 @@ def product_of(plan: GemmPlan, left: Any, right: Any, group_sizes: Array, **opti
     take None for a gradient of zeros, and a gradient of another dtype as it is.
     """
     request, result = plan.request, plan.run(left, right, group_sizes, **options)
-    shape = _shape(request, left, right, group_sizes)
+    shape = _result_shape(request, left, right, group_sizes)
     if not isinstance(result, Array) or result.shape != shape or result.dtype != jnp.dtype(request.out_dtype):
-        raise _wrong(plan, result, f"{request.out_dtype} {list(shape)}")
+        raise _wrong_result(plan, result, f"{request.out_dtype} {list(shape)}")
     return result
 
 
-def _shape(request: GemmRequest, left: Any, right: Any, group_sizes: Array) -> tuple[int, ...]:
-    """That of the operands at hand: where a mesh is known late, the request has the sides of the whole layer."""
-    turned = request.weight == "kn"
+def _result_shape(request: GemmRequest, left: Any, right: Any, group_sizes: Array) -> tuple[int, ...]:
+    """The shape that the operands give: where no mesh is known yet, the request has N and K of the whole layer."""
+    is_kn = request.weight == "kn"
     if request.op == "wgrad":
-        x, dy = _of_values(left)[-1], _of_values(right)[-1]
-        return group_sizes.shape[0], *((x, dy) if turned else (dy, x))
-    _, first, last = _of_values(right)  # N and K, or K and N
-    rows = left.order.shape[0] if isinstance(left, TokenRows) else _of_values(left)[0]
-    return rows, last if (request.op == "fprop") is turned else first
+        x, dy = _values_shape(left)[-1], _values_shape(right)[-1]
+        return group_sizes.shape[0], *((x, dy) if is_kn else (dy, x))
+    _, first, last = _values_shape(right)  # N and K, or K and N
+    rows = left.order.shape[0] if isinstance(left, TokenRows) else _values_shape(left)[0]
+    return rows, last if (request.op == "fprop") is is_kn else first
 
 
-def _of_values(operand: Any) -> tuple[int, ...]:
+def _values_shape(operand: Any) -> tuple[int, ...]:
     """The shape of an operand's values, or of the tokens' from which its rows are gathered."""
     operand = operand.tokens if isinstance(operand, TokenRows) else operand
     shape: tuple[int, ...] = (operand.spec if isinstance(operand, GroupedTensor) else operand).shape
     return shape
 
 
-def codes_of(plan: Plan[Any, Any], codes: Codes) -> Codes:
+def checked_codes(plan: Plan[Any, Any], codes: Codes) -> Codes:
     """`codes`, which a quantizer of the plan's backend has returned; OctavoError unless they are a GroupedTensor."""
     if not isinstance(codes, GroupedTensor | TwoForms):
-        raise _wrong(plan, codes, "a GroupedTensor")
+        raise _wrong_result(plan, codes, "a GroupedTensor")
     return codes

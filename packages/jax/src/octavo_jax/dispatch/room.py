@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from octavo_jax.memo import Identities
+from octavo_jax.memo import Interned
 from octavo_registry import LayerPlan
 from octavo_registry.contract.plan import Plan
 from octavo_registry.dispatch.limits import within
@@ -43,19 +43,19 @@ def check_room(room: object) -> Room | None:
     return room if room.gemms else None
 
 
-_functions: Identities[Callable[..., Any]] = Identities()
+_interned: Interned[Callable[..., Any]] = Interned()
 
 
-def leaving(plan: LayerPlan, room: Room, have: int, device: str) -> LayerPlan:
-    """The plan with GEMMs that run on the device's `have` multiprocessors except those that `room` leaves.
+def plan_with_room(plan: LayerPlan, room: Room, multiprocessors: int, device: str) -> LayerPlan:
+    """The plan with GEMMs that run on the device's `multiprocessors` except those that `room` leaves.
 
     Equal arguments give the same functions, so nothing is traced twice. Raises as `within` does.
     """
-    most = have - room.gemms
+    used = multiprocessors - room.gemms
 
     def limited(gemm: Gemm) -> Gemm:
-        run = _functions.of((gemm.run, most), lambda: within(gemm, room.gemms, have, device))
-        note = "; ".join(part for part in (gemm.note, f"on {most} of {have} multiprocessors") if part)
+        run = _interned.of((gemm.run, used), lambda: within(gemm, room.gemms, multiprocessors, device))
+        note = "; ".join(part for part in (gemm.note, f"on {used} of {multiprocessors} multiprocessors") if part)
         return replace(gemm, bound=replace(gemm.bound, run=run), note=note)
 
     return replace(

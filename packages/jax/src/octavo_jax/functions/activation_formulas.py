@@ -125,7 +125,7 @@ def _relu2(x: Array) -> ValueAndSlope:
     return ValueAndSlope(positive * positive, positive + positive)
 
 
-_PARTS: dict[Activation, Callable[[Array], ValueAndSlope]] = {
+_UNGATED: dict[Activation, Callable[[Array], ValueAndSlope]] = {
     "silu": _silu,
     "swiglu": _silu,
     "gelu": _gelu,
@@ -138,9 +138,9 @@ _PARTS: dict[Activation, Callable[[Array], ValueAndSlope]] = {
 """The function of x, or of a gated activation's gate."""
 
 
-def parts(activation: Activation, x: Array) -> ValueAndSlope:
+def ungated(activation: Activation, x: Array) -> ValueAndSlope:
     """The ungated function of fp32 x and its derivative."""
-    return _PARTS[activation](x)
+    return _UNGATED[activation](x)
 
 
 def _split(x: Array, activation: Activation) -> tuple[Array, Array | None]:
@@ -154,7 +154,7 @@ def _split(x: Array, activation: Activation) -> tuple[Array, Array | None]:
 
 def _unrounded(x: Array, activation: Activation) -> Array:
     gate, up = _split(x, activation)
-    value = parts(activation, gate).value
+    value = ungated(activation, gate).value
     return value if up is None else value * up
 
 
@@ -168,7 +168,7 @@ def activated_gradient(dy: Array, x: Array, activation: Activation, probs: Array
     """x's gradient in x's dtype: fl(fl(dy' act'(gate)) up) and fl(dy' act(gate)), with dy' = fl(dy probs); 0 of what
     clamped_swiglu clamps."""
     gate, up = _split(x, activation)
-    value, slope = parts(activation, gate)
+    value, slope = ungated(activation, gate)
     grad = in_fp32(dy) if probs is None else in_fp32(dy) * probs[..., None]
     if up is None:
         return (grad * slope).astype(x.dtype)

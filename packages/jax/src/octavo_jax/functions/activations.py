@@ -17,7 +17,7 @@ from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.functions.activation_formulas import activated, activated_gradient, probs_gradient
 from octavo_jax.functions.derivatives import refusing_derivatives
-from octavo_jax.functions.forward_mode import reverse_alone
+from octavo_jax.functions.forward_mode import refuse_forward_mode
 from octavo_registry.contract.cards import GATED, Activation
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -117,4 +117,4 @@ def activate(x: Array, activation: Activation, *, probs: Array | None = None) ->
     name = check_activation(activation)
     features(x.shape[-1], name, "x")
     check_per_row("probs", probs, x.shape[:-1])
-    return _activate(*reverse_alone("activate", varying_alike(as_jax((x, probs)))), name)
+    return _activate(*refuse_forward_mode("activate", varying_alike(as_jax((x, probs)))), name)

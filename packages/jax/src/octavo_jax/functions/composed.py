@@ -64,15 +64,17 @@ class ComposedQuantizer:
         """The quantizer by `spec`; the amax is what delayed scaling records, and no other does."""
         return cls(bound.run, bound.with_amax, spec.scaling == "delayed")
 
-    def __call__(self, made: Array, group_sizes: Array | None, **how: Any) -> tuple[GroupedTensor, Extras]:
-        """Codes and scales of `made`, and as extras `made` itself and its amax."""
-        group_sizes = _sizes(group_sizes, made)
+    def __call__(self, activated: Array, group_sizes: Array | None, **how: Any) -> tuple[GroupedTensor, Extras]:
+        """Codes and scales of `activated`, and as extras `activated` itself and its amax."""
+        group_sizes = _sizes(group_sizes, activated)
         if not self.records_amax:
-            return self.run(made, group_sizes, **how), Extras(activated=made)
+            return self.run(activated, group_sizes, **how), Extras(activated=activated)
         if self.with_amax is not None:
-            q, amax = self.with_amax(made, group_sizes, **how)
-            return q, Extras(activated=made, amax=amax)
-        return self.run(made, group_sizes, **how), Extras(activated=made, amax=amax_of(made, group_sizes))
+            q, amax = self.with_amax(activated, group_sizes, **how)
+            return q, Extras(activated=activated, amax=amax)
+        return self.run(activated, group_sizes, **how), Extras(
+            activated=activated, amax=amax_of(activated, group_sizes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,9 @@ class ComposedGradient:
         wanted: Wanted = None,
         **how: Any,
     ) -> tuple[GroupedTensor, Extras]:
-        made = octavo_activation_gradient(dy, x, probs, activation=self.activation)
-        q, extras = self.quantize(made, group_sizes, **how)
-        return q, extras._replace(dbias=group_sums(made, _sizes(group_sizes, made)))
+        activated = octavo_activation_gradient(dy, x, probs, activation=self.activation)
+        q, extras = self.quantize(activated, group_sizes, **how)
+        return q, extras._replace(dbias=group_sums(activated, _sizes(group_sizes, activated)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +136,9 @@ class ComposedNorm:
         wanted: Wanted = None,
         **how: Any,
     ) -> tuple[GroupedTensor, Extras]:
-        made = octavo_normalization(x, gamma, beta, spec=NormSpec(self.norm, epsilon))
-        q, extras = self.quantize(made.y, group_sizes, **how)
-        return q, extras._replace(mean=made.mean, rstd=made.rstd)
+        normalized = octavo_normalization(x, gamma, beta, spec=NormSpec(self.norm, epsilon))
+        q, extras = self.quantize(normalized.y, group_sizes, **how)
+        return q, extras._replace(mean=normalized.mean, rstd=normalized.rstd)
 
 
 BoundFused = (

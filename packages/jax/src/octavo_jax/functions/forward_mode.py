@@ -21,12 +21,12 @@ from jax.interpreters import ad, batching, mlir
 Tree = TypeVar("Tree")
 
 
-def reverse_alone(name: str, arguments: Tree, spared: Callable[[Any], bool] = lambda _: False) -> Tree:
-    """The arguments of the public function called `name`, an array or a tree of arrays; TypeError where a derivative is
-    pushed forward through one. Parts that are `spared` stay as they are."""
+def refuse_forward_mode(name: str, arguments: Tree, spared: Callable[[Any], bool] = lambda _: False) -> Tree:
+    """The arguments of the public function called `name`, an array or a tree of arrays; TypeError where forward-mode
+    differentiation reaches one. Parts that are `spared` stay as they are."""
 
     def passed(leaf: Any) -> Any:
-        return _reverse_alone(name, leaf) if not spared(leaf) and is_differentiable(leaf) else leaf
+        return _refuse_forward_mode(name, leaf) if not spared(leaf) and is_differentiable(leaf) else leaf
 
     result: Tree = jax.tree.map(passed, arguments, is_leaf=spared)
     return result
@@ -38,11 +38,11 @@ def is_differentiable(leaf: Any) -> bool:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _reverse_alone(name: str, x: Array) -> Array:
+def _refuse_forward_mode(name: str, x: Array) -> Array:
     return x
 
 
-@_reverse_alone.defjvp
+@_refuse_forward_mode.defjvp
 def _pushed(name: str, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     tangent: Array = _tangent_p.bind(*tangents, name=name)  # type: ignore[no-untyped-call]
     return primals[0], tangent

@@ -18,7 +18,7 @@ from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_alike
-from octavo_jax.functions.forward_mode import reverse_alone
+from octavo_jax.functions.forward_mode import refuse_forward_mode
 from octavo_registry.contract.cards import Norm
 
 
@@ -117,7 +117,7 @@ def normalize(x: Array, gamma: Array, beta: Array | None = None, *, norm: Norm =
     x = jnp.asarray(x)
     spec = check_norm(norm, epsilon, x, gamma, beta)
     arrays = varying_alike(_cut_alike(*as_jax((x, gamma, beta))))
-    return _normalize(*reverse_alone("normalize", arrays), spec)
+    return _normalize(*refuse_forward_mode("normalize", arrays), spec)
 
 
 def _cut_alike(x: Array, *scales: Array | None) -> tuple[Array | None, ...]:

@@ -66,7 +66,7 @@ def check_operands(
 def check_sizes_fit(group_sizes: Array, groups: int, placement: Placement | None = None) -> None:
     """ValueError unless there is one size per matrix, or per matrix of each expert block."""
     if placement is not None and "e" in placement.block_letters:
-        experts, here = placement.count("e"), group_sizes.shape[-1]
+        experts, here = placement.block_count("e"), group_sizes.shape[-1]
         if experts * here != groups:
             raise ValueError(
                 f"group_sizes has {here} entries for each of {experts} expert blocks and kernel {groups} matrices; "

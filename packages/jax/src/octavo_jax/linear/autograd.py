@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
 
+from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight, wgrad_x
+from octavo_jax.linear.gemms import bias_gradient, dgrad, fprop, wgrad
+from octavo_jax.linear.operands import Context, dgrad_weight, quantize_operand, stored_weight, wgrad_x
 from octavo_jax.linear.probed_arguments import ProbedArguments
-from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.linear.two_forms import Quantized
-from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.scaling.delayed_state import DelayedState, merged
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Residuals:
-    """What the backward pass reads: wgrad's x, dgrad's kernel, sizes and seed, scales and amaxes, and bias's dtype."""
+    """What the backward pass reads.
+
+    layer   the layer whose planes were saved; the registry might choose other backends now
+    x       what wgrad reads of x: one plane, or the array
+    w       what dgrad reads of the kernel, likewise
+    state   with the forward's amaxes
+    bias    read for the dtype of its gradient
+    """
 
     layer: Layer = field(metadata={"static": True})
     x: GemmOperand
@@ -31,20 +39,28 @@ class Residuals:
     bias: Array | None
 
 
+class Forward(NamedTuple):
+    """What the forward pass computes: y, the state with the amaxes of x and the kernel, and the two quantized."""
+
+    y: Array
+    state: DelayedState | None
+    xq: Quantized | None
+    wq: Quantized | None
+
+
 def _forward(
     layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
-) -> tuple[Array, DelayedState | None, Quantized | None, Quantized | None]:
-    """y, the state with the amaxes of x and the kernel, and the two quantized."""
-    seen = ProbedArguments.of(layer)
-    x, bias, context = seen.x(x), seen.bias(bias), seen.context(context)
-    plan, w = layer.plan, stored_weight(layer, seen.kernel(kernel))
-    histories = (None, None) if state is None else (state.x, state.kernel)
-    xq, of_x = quantize_operand(plan.quantize_x, layer, x, "x", context, histories[0])
-    wq, of_kernel = quantize_operand(plan.quantize_w, layer, w, "w", context, histories[1])
-    y = forward_product(layer, x, xq, w, wq, bias, context)
-    if state is not None and of_x is not None and of_kernel is not None:
-        state = DelayedState(of_x, of_kernel, state.grad)
-    return y, state, xq, wq
+) -> Forward:
+    probed = ProbedArguments.of(layer)
+    x, bias, context = probed.x(x), probed.bias(bias), probed.context(context)
+    w = stored_weight(layer, probed.kernel(kernel))
+    x_history, w_history = (None, None) if state is None else (state.x, state.kernel)
+    xq, x_history = quantize_operand(layer, x, "x", context, x_history)
+    wq, w_history = quantize_operand(layer, w, "w", context, w_history)
+    y = fprop(layer, x, xq, w, wq, bias, context)
+    if state is not None and x_history is not None and w_history is not None:
+        state = DelayedState(x_history, w_history, state.grad)
+    return Forward(y, state, xq, wq)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -54,7 +70,7 @@ def _grouped(
     return _forward(layer, x, kernel, bias, state, context)[:2]
 
 
-def _differentiated(
+def _grouped_fwd(
     layer: Layer, x: Array, kernel: Array, bias: Array | None, state: DelayedState | None, context: Context
 ) -> tuple[tuple[Array, DelayedState | None], Residuals]:
     layer = layer.for_training()
@@ -62,23 +78,24 @@ def _differentiated(
     return (y, state), Residuals(layer, wgrad_x(layer, x, xq), dgrad_weight(layer, kernel, wq), context, state, bias)
 
 
-def _backward(_: Layer, saved: Residuals, cotangents: tuple[Array, DelayedState | None]) -> tuple[Any, ...]:
-    # The residuals' layer is the one whose planes were saved; a preference may have changed since.
-    dy, later = cotangents
-    layer, context, state = saved.layer, saved.context, saved.state
-    seen = ProbedArguments.of(layer)
-    # The forward pass may be unread and gone, so that nobody has looked at these yet.
-    dy, x, w, context = seen.dy(dy), seen.x(saved.x), seen.kernel(saved.w), seen.context(context)
-    history = None if state is None else state.grad
-    dyq, of_dy = quantize_operand(layer.plan.quantize_dy, layer, dy, "dy", context, history)
-    dx = input_gradient(layer, dy, dyq, w, context)
-    dw = kernel_gradient(layer, x, dy, dyq, context)
-    if state is not None and of_dy is not None and later is not None:
-        state = merged(DelayedState(state.x, state.kernel, of_dy), later)
-    return dx, dw, bias_gradient(layer, dy, saved.bias, context), state, None
+def _grouped_bwd(_: Layer, residuals: Residuals, cotangents: tuple[Array, DelayedState | None]) -> tuple[Any, ...]:
+    # The layer of the residuals, whose planes were saved: a preference may have changed since.
+    dy, later_state = cotangents
+    layer, context, state = residuals.layer, residuals.context, residuals.state
+    probed = ProbedArguments.of(layer)
+    # These get probes again: where nothing reads y, XLA has removed the forward pass with its probes.
+    dy, x, w = probed.dy(dy), probed.x(residuals.x), probed.kernel(residuals.w)
+    context = probed.context(context)
+    dy_history = None if state is None else state.grad
+    dyq, dy_history = quantize_operand(layer, dy, "dy", context, dy_history)
+    dx = dgrad(layer, dy, dyq, w, context)
+    dw = wgrad(layer, x, dy, dyq, context)
+    if state is not None and dy_history is not None and later_state is not None:
+        state = merged(DelayedState(state.x, state.kernel, dy_history), later_state)
+    return dx, dw, bias_gradient(layer, dy, residuals.bias, context), state, None
 
 
-_grouped.defvjp(_differentiated, _backward)
+_grouped.defvjp(_grouped_fwd, _grouped_bwd)
 
 
 # One compiled call for eager users; inside their own jit it is a nested one of the same name.
@@ -90,7 +107,18 @@ def octavo_grouped_dense(
     return _grouped(layer, x, kernel, bias, state, context)
 
 
-def run_layer(name: str, *arguments: Any) -> tuple[Array, DelayedState | None]:
-    """`octavo_grouped_dense`, with a sentence where `jax.jvp` differentiates the function called `name`."""
-    result: tuple[Array, DelayedState | None] = in_reverse(name, octavo_grouped_dense, *arguments)
+def run_layer(
+    name: str,
+    layer: Layer,
+    x: Array,
+    kernel: Array,
+    bias: Array | None,
+    state: DelayedState | None,
+    context: Context,
+) -> tuple[Array, DelayedState | None]:
+    """`octavo_grouped_dense` for the public function called `name`, which a TypeError names where `jax.jvp`
+    differentiates it."""
+    result: tuple[Array, DelayedState | None] = call_reverse_mode_only(
+        name, octavo_grouped_dense, layer, x, kernel, bias, state, context
+    )
     return result

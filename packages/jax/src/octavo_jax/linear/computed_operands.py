@@ -9,7 +9,8 @@ from jax import Array
 
 from octavo.quantizer import Operand
 from octavo_jax.arithmetic.norm import Normalized, NormGradients
-from octavo_jax.dispatch.fused import Run, Values
+from octavo_jax.arrays.gemm_operands import GemmOperand
+from octavo_jax.dispatch.fused import FusedQuantizer, ValuesFunction
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.activations import (
     octavo_activation,
@@ -19,15 +20,14 @@ from octavo_jax.functions.activations import (
 )
 from octavo_jax.functions.composed import Extras
 from octavo_jax.functions.norms import NormSpec, octavo_normalization, octavo_normalization_gradient
-from octavo_jax.linear.operands import Context, GemmOperand, holds_rows, quantize_operand, wgrad_x
-from octavo_jax.linear.products import bias_gradient
-from octavo_jax.linear.two_forms import Quantized, named
+from octavo_jax.linear.gemms import bias_gradient
+from octavo_jax.linear.operands import Context, has_local_rows, quantize_operand, wgrad_x
+from octavo_jax.linear.two_forms import Quantized, name_operand
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.sharding.fused_quantizers import FusedInputs, fused_rows
 from octavo_jax.sharding.placement import Letter
-from octavo_registry import QuantizePlan
 from octavo_registry.contract.cards import Activation
 
 
@@ -44,7 +44,7 @@ class ComputedOperand(NamedTuple):
     history: ScalingHistory | None
 
 
-class NormSaved(NamedTuple):
+class NormResiduals(NamedTuple):
     """What a normalization's gradient reads: its arguments, and the statistics [M] of its rows; RMSNorm has no mean."""
 
     x: Array
@@ -67,8 +67,8 @@ class ActivationQuantizer(NamedTuple):
     probs    [M], by which the activation's result is multiplied; or None
     """
 
-    run: Run | None
-    values: Values | None
+    run: FusedQuantizer | None
+    values: ValuesFunction | None
     activation: Activation
     probs: Array | None
 
@@ -88,25 +88,25 @@ class GradientOperand(NamedTuple):
     forward: Array | None
 
 
-class _FusedQuantizer(NamedTuple):
-    """A fused function, the plan of the quantizer in it, and the operand of the layer that it computes."""
+class _FusedOperand(NamedTuple):
+    """A fused function, and the operand of the layer that it computes."""
 
-    run: Run
-    plan: QuantizePlan | None
+    run: FusedQuantizer
     layer: Layer
     operand: Operand
 
 
 def _quantized(
-    fused: _FusedQuantizer,
+    fused: _FusedOperand,
     inputs: FusedInputs,
     context: Context,
     history: ScalingHistory | None,
     extra_results: tuple[str, ...] = (),
 ) -> tuple[ComputedOperand, Extras]:
     """What a fused function computes of `inputs`: the operand, and those of its Extras that are named."""
-    run, plan, layer, operand = fused
-    assert plan is not None
+    run, layer, operand = fused
+    plan = layer.quantizer(operand)
+    assert plan is not None  # the fused function has it
     arguments = context.quantizer_arguments(plan, operand, history)
     inputs = undifferentiated(inputs)
     if layer.placement is None:
@@ -120,113 +120,114 @@ def _quantized(
     if history is not None:
         amax = amax_of(array, context.group_sizes) if extras.amax is None else extras.amax
         history = with_amax(history, never_recomputed(amax))
-    return ComputedOperand(array, named(layer, q, operand), history), extras
+    return ComputedOperand(array, name_operand(layer, q, operand), history), extras
 
 
 def _is_cut(layer: Layer, letter: Letter) -> bool:
-    """Whether a mesh cuts the features. Then nothing is fused: the quantizer alone can combine amaxes over shards."""
-    return layer.placement is not None and layer.placement.cuts(letter)
+    """Whether a mesh cuts the features. Then nothing is fused: only an unfused quantizer combines amaxes of shards."""
+    return layer.placement is not None and layer.placement.is_cut(letter)
 
 
 def normalized_operand(
-    run: Run | None,
+    run: FusedQuantizer | None,
     layer: Layer,
     spec: NormSpec,
     arrays: tuple[Array, Array, Array | None],
     context: Context,
     history: ScalingHistory | None,
-) -> tuple[ComputedOperand, NormSaved]:
+) -> tuple[ComputedOperand, NormResiduals]:
     """The layer's x from x [M, C], gamma and beta; `run` is None where nothing is quantized."""
     if run is None:
         plain: Normalized = octavo_normalization(*arrays, spec=spec)
-        return ComputedOperand(plain.y, None, history), NormSaved(*arrays, plain.mean, plain.rstd)
+        return ComputedOperand(plain.y, None, history), NormResiduals(*arrays, plain.mean, plain.rstd)
     statistics = ("rstd", "mean") if spec.norm == "layer" else ("rstd",)
-    fused = _FusedQuantizer(run, layer.plan.quantize_x, layer, "x")
+    fused = _FusedOperand(run, layer, "x")
     operand, extras = _quantized(fused, FusedInputs(arrays[:1], arrays[1:]), context, history, statistics)
     assert extras.rstd is not None
     # Computed again, statistics would quantize again, although a policy saved the planes; they are 4 bytes per row.
     mean = None if extras.mean is None else never_recomputed(extras.mean)
-    return operand, NormSaved(*arrays, mean, never_recomputed(extras.rstd))
+    return operand, NormResiduals(*arrays, mean, never_recomputed(extras.rstd))
 
 
 def wgrad_x_if_quantized(layer: Layer, operand: ComputedOperand) -> GemmOperand | None:
-    """What the weight gradient reads of an operand that is cheap to compute again; None if that is not quantized, since
-    then it is computed again instead of kept."""
+    """What wgrad reads of an operand that is cheap to compute again; None if it reads the array, which is then not kept
+    but computed again."""
     return wgrad_x(layer, operand.array, operand.q) if layer.plan.recipe.quantizes("wgrad") else None
 
 
 def activated_operand(
-    of: ActivationQuantizer, layer: Layer, x: Array, context: Context, history: ScalingHistory | None
+    quantizer: ActivationQuantizer, layer: Layer, x: Array, context: Context, history: ScalingHistory | None
 ) -> ComputedOperand:
     """The layer's x: activation(x) times the probabilities."""
-    if of.run is None or _is_cut(layer, "i"):
-        plain = plain_activation(of, layer, x, context)
-        return ComputedOperand(plain, *quantize_operand(layer.plan.quantize_x, layer, plain, "x", context, history))
-    fused = _FusedQuantizer(of.run, layer.plan.quantize_x, layer, "x")
-    return _quantized(fused, FusedInputs((x,), probs=of.probs), context, history)[0]
+    if quantizer.run is None or _is_cut(layer, "i"):
+        plain = plain_activation(quantizer, layer, x, context)
+        return ComputedOperand(plain, *quantize_operand(layer, plain, "x", context, history))
+    fused = _FusedOperand(quantizer.run, layer, "x")
+    return _quantized(fused, FusedInputs((x,), probs=quantizer.probs), context, history)[0]
 
 
-def plain_activation(of: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
+def plain_activation(quantizer: ActivationQuantizer, layer: Layer, x: Array, context: Context) -> Array:
     """activation(x) times the probabilities, not quantized."""
-    if of.values is None or not holds_rows(layer, "x"):
-        plain: Array = octavo_activation(x, of.probs, activation=of.activation)
+    if quantizer.values is None or not has_local_rows(layer, "x"):
+        plain: Array = octavo_activation(x, quantizer.probs, activation=quantizer.activation)
         return plain
-    x, probs = jax.tree.map(once_differentiated, (x, of.probs))
-    made = of.values(x, context.group_sizes, probs=probs, wanted=("activated",)).activated
-    assert made is not None
-    return made
+    x, probs = jax.tree.map(once_differentiated, (x, quantizer.probs))
+    activated = quantizer.values(x, context.group_sizes, probs=probs, wanted=("activated",)).activated
+    assert activated is not None
+    return activated
 
 
 def activation_gradient_operand(
-    of: ActivationQuantizer,
+    quantizer: ActivationQuantizer,
     layer: Layer,
     dy: Array,
     x: Array,
     bias: Array | None,
     context: Context,
     history: ScalingHistory | None,
-    forward: bool = False,
+    wants_forward: bool = False,
 ) -> GradientOperand:
     """The layer's dy, and other gradients, from the gradient `dy` of the activation's result and its input `x`.
 
-    forward   whether the caller also wants the activation's result, if that costs no pass of its own
+    wants_forward   whether the caller also wants the activation's result, if that costs no pass of its own
     """
-    if of.run is not None and not _is_cut(layer, "o"):
-        run = of.run if layer.placement is None else _with_dprobs(of, of.run)
-        fused = _FusedQuantizer(run, layer.plan.quantize_dy, layer, "dy")
-        wanted = (*(() if bias is None else ("dbias",)), *(() if of.probs is None else ("dprobs",)))
-        operand, extras = _quantized(fused, FusedInputs((dy, x), probs=of.probs), context, history, wanted)
+    if quantizer.run is not None and not _is_cut(layer, "o"):
+        run = quantizer.run if layer.placement is None else _with_dprobs(quantizer, quantizer.run)
+        fused = _FusedOperand(run, layer, "dy")
+        wanted = (*(() if bias is None else ("dbias",)), *(() if quantizer.probs is None else ("dprobs",)))
+        operand, extras = _quantized(fused, FusedInputs((dy, x), probs=quantizer.probs), context, history, wanted)
         dbias = None if bias is None or extras.dbias is None else extras.dbias.astype(bias.dtype)
-        return GradientOperand(operand, dbias, _dprobs(of, dy, x, extras.dprobs), None)
-    if of.values is not None and holds_rows(layer, "dy"):
-        wanted = ("activated", *(("dprobs",) if of.probs is not None else ()), *(("forward",) if forward else ()))
-        *given, probs = jax.tree.map(once_differentiated, (dy, x, of.probs))
-        made = of.values(*given, context.group_sizes, probs=probs, wanted=wanted)
+        return GradientOperand(operand, dbias, _dprobs(quantizer, dy, x, extras.dprobs), None)
+    probs, activation = quantizer.probs, quantizer.activation
+    if quantizer.values is not None and has_local_rows(layer, "dy"):
+        wanted = ("activated", *(("dprobs",) if probs is not None else ()), *(("forward",) if wants_forward else ()))
+        *arrays, probs = jax.tree.map(once_differentiated, (dy, x, probs))
+        extras = quantizer.values(*arrays, context.group_sizes, probs=probs, wanted=wanted)
     else:
-        made = Extras(octavo_activation_gradient(dy, x, of.probs, activation=of.activation))
-    plain = made.activated
+        extras = Extras(octavo_activation_gradient(dy, x, probs, activation=activation))
+    plain = extras.activated
     assert plain is not None
-    q, history = quantize_operand(layer.plan.quantize_dy, layer, plain, "dy", context, history)
+    q, history = quantize_operand(layer, plain, "dy", context, history)
     dbias = bias_gradient(layer, plain, bias, context)
-    dprobs = _dprobs(of, dy, x, made.dprobs)
-    return GradientOperand(ComputedOperand(plain, q, history), dbias, dprobs, made.forward)
+    dprobs = _dprobs(quantizer, dy, x, extras.dprobs)
+    return GradientOperand(ComputedOperand(plain, q, history), dbias, dprobs, extras.forward)
 
 
-def _with_dprobs(of: ActivationQuantizer, run: Run) -> Run:
+def _with_dprobs(quantizer: ActivationQuantizer, run: FusedQuantizer) -> FusedQuantizer:
     """`run` of an activation's gradient, with dprobs in its Extras even if the backend does not compute it."""
 
-    def made(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[Quantized, Extras]:
+    def with_dprobs(dy: Array, x: Array, *args: Any, **options: Any) -> tuple[Quantized, Extras]:
         q, extras = run(dy, x, *args, **options)
-        return q, extras._replace(dprobs=_dprobs(of, dy, x, extras.dprobs))
+        return q, extras._replace(dprobs=_dprobs(quantizer, dy, x, extras.dprobs))
 
-    return made
+    return with_dprobs
 
 
-def _dprobs(of: ActivationQuantizer, dy: Array, x: Array, made: Array | None) -> Array | None:
-    """The gradient of the probabilities: `made`, if a backend has computed it."""
-    if of.probs is None:
+def _dprobs(quantizer: ActivationQuantizer, dy: Array, x: Array, computed: Array | None) -> Array | None:
+    """The gradient of the probabilities: `computed`, if the backend has computed it; None without probabilities."""
+    if quantizer.probs is None:
         return None
-    if made is not None:
-        return made
-    dprobs: Array = octavo_probs_gradient(dy, x, activation=of.activation)
+    if computed is not None:
+        return computed
+    dprobs: Array = octavo_probs_gradient(dy, x, activation=quantizer.activation)
     return dprobs

@@ -18,9 +18,9 @@ from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.dense_arguments import dense_operands
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes, called_as
-from octavo_jax.sharding.dense import out_of_blocks
-from octavo_jax.sharding.manual import summed_result
+from octavo_jax.sharding.axes import MeshAxes, called_function
+from octavo_jax.sharding.manual_sums import summed_result
+from octavo_jax.sharding.one_matrix import out_of_blocks
 
 
 def dense(
@@ -55,12 +55,20 @@ def dense(
     Differentiable as `grouped_dense`, and raises the same errors.
     """
     recipe, x = as_recipe(recipe), as_array("x", x)
-    names = checkpoint_name, output_checkpoint_name
-    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called_as("dense", sharding), room)
+    options = LayerOptions.of(
+        recipe,
+        preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        called=called_function("dense", sharding),
+        room=room,
+    )
     operands = dense_operands("dense", options, x, kernel, bias, state, contracting_dims, sharding)
     context = context_of(recipe, operands.group_sizes, seed, 0)
-    of_layer = operands.layer, operands.x, operands.kernel, operands.bias, operands.state
-    y, new_state = run_layer("dense", *of_layer, context)
+    y, new_state = run_layer(
+        "dense", operands.layer, operands.x, operands.kernel, operands.bias, operands.state, context
+    )
     y = summed_result(y, operands.partial_sum_axes, recipe, x, preferred_element_type)
     y = out_of_blocks(operands.placement, y, operands.axes)
     return y if state is None else (y, new_state)

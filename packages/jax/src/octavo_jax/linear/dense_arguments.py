@@ -15,16 +15,16 @@ from octavo_jax.linear.arguments import as_array, check_state
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_jax.sharding.conflicts import check_shards
-from octavo_jax.sharding.dense import (
+from octavo_jax.sharding.explicit_placement import placed_state
+from octavo_jax.sharding.manual_sums import on_first_shard, partial_sum_axes
+from octavo_jax.sharding.one_matrix import (
     as_row,
     as_stack,
-    gathered_factors,
+    gathered_shards,
     in_blocks,
     matrix_placement,
-    one_group_each,
+    sizes_of_one_group,
 )
-from octavo_jax.sharding.explicit import placed_state
-from octavo_jax.sharding.manual import on_first, partial_sum_axes
 from octavo_jax.sharding.placement import Placement
 
 
@@ -62,7 +62,7 @@ def dense_operands(
     """
     kernel = as_array("kernel", kernel)
     placement = matrix_placement(function, sharding, x, kernel, kernel=kernel, bias=bias, state=state)
-    axes = dense_axes(contracting_dims, x.shape, kernel.shape, gathered_factors(placement))
+    axes = dense_axes(contracting_dims, x.shape, kernel.shape, gathered_shards(placement))
     if 0 in kernel.shape:
         raise ValueError(f"kernel has shape {list(kernel.shape)}; every axis is one or more")
     bias = None if bias is None else as_array("bias", bias)
@@ -76,12 +76,12 @@ def dense_operands(
     check_state(options.recipe, state, 1)
     rows, matrix = in_blocks(placement, x, axes), as_stack(placement, kernel, axes)
     check_shards(placement, options.recipe, rows, matrix, axes.weight)
-    partial = partial_sum_axes(placement)
-    if partial:
+    partial_axes = partial_sum_axes(placement)
+    if partial_axes:
         options = options._replace(preferred_element_type=jnp.float32)
     layer = layer_for(options, rows, matrix, weight=axes.weight, training=False, placement=placement)
     if placement is not None and state is not None:
         state = placed_state(placement, "state", state)
-    row = on_first(as_row(placement, bias), partial)
-    sizes = one_group_each(placement, rows)
-    return DenseOperands(axes, layer, placement, rows, matrix, row, state, sizes, partial)
+    row = on_first_shard(as_row(placement, bias), partial_axes)
+    sizes = sizes_of_one_group(placement, rows)
+    return DenseOperands(axes, layer, placement, rows, matrix, row, state, sizes, partial_axes)

@@ -15,8 +15,8 @@ from jax import Array
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.axes import MeshAxes
-from octavo_jax.sharding.dense import reshaped
-from octavo_jax.sharding.explicit import placed
+from octavo_jax.sharding.explicit_placement import placed
+from octavo_jax.sharding.one_matrix import reshaped
 from octavo_jax.sharding.placement import Letter, Placement, mesh_of
 from octavo_jax.sharding.placement_of_call import check_axes
 
@@ -46,7 +46,7 @@ class ExpertRows(NamedTuple):
             )
         check_axes(sharding, mesh.axis_names)
         placement = Placement(sharding, mesh, ())
-        experts = placement.size(placement.free_among(sharding.names("ep")))
+        experts = placement.shard_count(placement.non_manual(sharding.names("ep")))
         if experts == 1:
             return cls(None)
         rows, groups = x.shape[0], np.shape(group_sizes)[0]

@@ -20,10 +20,10 @@ from octavo_jax.linear.arguments import as_array, check_operands, check_sizes_fi
 from octavo_jax.linear.autograd import run_layer
 from octavo_jax.linear.expert_rows import ExpertRows
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
+from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
-from octavo_jax.sharding.explicit import placed_as, placed_layer
-from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
+from octavo_jax.sharding.explicit_placement import LayerArrays, placed_as, placed_layer
+from octavo_jax.sharding.manual_sums import on_first_shard, partial_sum_axes, summed_result
 from octavo_jax.sharding.placement_of_call import placement_of
 
 
@@ -93,13 +93,13 @@ def grouped_dense(
     Raises ValueError for arguments that do not fit, NoBackendError when no installed backend serves them (`octavo why`
     prints the same table).
     """
-    recipe, sharding = as_recipe(recipe), in_force(sharding)
+    recipe, sharding = as_recipe(recipe), roles_in_force(sharding)
     x, kernel = as_array("x", x), as_array("kernel", kernel)
     bias = None if bias is None else as_array("bias", bias)
     weight = grouped_weight(contracting_dims, x.ndim)
     group_sizes = in_one_array(group_sizes)
-    of_experts = ExpertRows.of(sharding, x, group_sizes)
-    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
+    expert_rows = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = expert_rows.in_blocks("x", x, "i"), expert_rows.sizes(group_sizes)
     placement = placement_of(sharding, group_sizes, x, kernel)
     groups, k, n = check_operands(x, kernel, weight, bias, placement)
     blocks = () if placement is None else placement.blocks
@@ -108,23 +108,28 @@ def grouped_dense(
     check_sizes_fit(sizes, groups, placement)
     check_state(recipe, state, groups)
     check_shards(placement, recipe, x, kernel, weight)
-    beside = {"group_sizes": group_sizes, "bias": bias, "state": state}
-    check_has_roles("grouped_dense", sharding, x=x, kernel=kernel, **beside)
-    partial, called = partial_sum_axes(placement), called_as("grouped_dense", sharding)
-    dtype = jnp.float32 if partial else preferred_element_type
-    options = LayerOptions.of(recipe, dtype, checkpoint_name, output_checkpoint_name, backend, called, room)
+    check_has_roles("grouped_dense", sharding, x=x, kernel=kernel, group_sizes=group_sizes, bias=bias, state=state)
+    partial_axes = partial_sum_axes(placement)
+    options = LayerOptions.of(
+        recipe,
+        jnp.float32 if partial_axes else preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        called=called_function("grouped_dense", sharding),
+        room=room,
+    )
     layer = layer_for(options, rows, kernel, weight=weight, training=False, placement=placement)
-    taken = state
+    a = LayerArrays(rows, kernel, on_first_shard(bias, partial_axes), sizes, state)
     if placement is not None:
-        arrays = rows, kernel, on_first(bias, partial), sizes, state
-        rows, kernel, bias, sizes, taken = placed_layer(placement, weight, *arrays)
-    context = context_of(recipe, sizes, seed, group_offset)
-    y, new_state = run_layer("grouped_dense", layer, rows, kernel, bias, taken, context)
-    y = summed_result(y, partial, recipe, x, preferred_element_type)
+        a = placed_layer(placement, weight, a)
+    context = context_of(recipe, a.group_sizes, seed, group_offset)
+    y, new_state = run_layer("grouped_dense", layer, a.x, a.kernel, a.bias, a.state, context)
+    y = summed_result(y, partial_axes, recipe, x, preferred_element_type)
     y = y.reshape(*x.shape[:-1], n) if y.ndim != x.ndim else y
-    results: list[Any] = [of_experts.out_of_blocks(y)]
+    results: list[Any] = [expert_rows.out_of_blocks(y)]
     if state is not None:
         results.append(placed_as(state, new_state))
     if return_status:
-        results.append(status(sizes, rows.shape[-2]))
+        results.append(status(a.group_sizes, a.x.shape[-2]))
     return results[0] if len(results) == 1 else tuple(results)

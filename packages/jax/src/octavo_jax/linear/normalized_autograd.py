@@ -9,15 +9,16 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
-from octavo_jax.dispatch.fused import Run, norm_run
+from octavo_jax.arrays.gemm_operands import GemmOperand
+from octavo_jax.dispatch.fused import FusedQuantizer, norm_run
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.functions.norms import NormSpec, octavo_normalization
-from octavo_jax.linear.computed_operands import ComputedOperand, NormSaved, normalized_operand, wgrad_x_if_quantized
-from octavo_jax.linear.operands import Context, GemmOperand, dgrad_weight, quantize_operand, stored_weight
+from octavo_jax.linear.computed_operands import ComputedOperand, NormResiduals, normalized_operand, wgrad_x_if_quantized
+from octavo_jax.linear.gemms import bias_gradient, dgrad, fprop, wgrad
+from octavo_jax.linear.operands import Context, dgrad_weight, quantize_operand, stored_weight
 from octavo_jax.linear.probed_arguments import ProbedArguments
-from octavo_jax.linear.products import bias_gradient, forward_product, input_gradient, kernel_gradient
 from octavo_jax.linear.two_forms import Quantized
-from octavo_jax.memo import Identities, Memo
+from octavo_jax.memo import Interned, Memo
 from octavo_jax.scaling.delayed_state import DelayedState, merged
 
 
@@ -30,15 +31,15 @@ class NormLayer:
 
     layer: Layer
     norm: NormSpec
-    run: Run | None
+    run: FusedQuantizer | None
 
     def for_training(self) -> NormLayer:
         """The same with the layer's gradients planned; itself if they are."""
         return self if self.layer.request.training else norm_layer_of(self.layer.for_training(), self.norm)
 
 
-_known: Memo[NormLayer] = Memo()
-_layers: Identities[NormLayer] = Identities()
+_planned: Memo[NormLayer] = Memo()
+_interned: Interned[NormLayer] = Interned()
 
 
 def norm_layer_of(layer: Layer, norm: NormSpec) -> NormLayer:
@@ -47,12 +48,12 @@ def norm_layer_of(layer: Layer, norm: NormSpec) -> NormLayer:
     def build() -> NormLayer:
         x = layer.plan.quantize_x
         run = None if x is None else norm_run(x, norm, layer.options.backend, layer)
-        return _layers.of((layer, norm, run), lambda: NormLayer(layer, norm, run))
+        return _interned.of((layer, norm, run), lambda: NormLayer(layer, norm, run))
 
-    return _known.get((layer, norm), build)
+    return _planned.get((layer, norm), build)
 
 
-class Arrays(NamedTuple):
+class NormalizedDenseArrays(NamedTuple):
     """What has a gradient: x [M, K], gamma and beta [K], the kernel as a stack of one, bias [1, N]."""
 
     x: Array
@@ -70,6 +71,14 @@ class Results(NamedTuple):
     state: DelayedState | None
 
 
+class Intermediates(NamedTuple):
+    """What the forward pass computes on the way to y: the normalized x, what its gradient reads, and the kernel."""
+
+    x: ComputedOperand
+    norm: NormResiduals
+    wq: Quantized | None
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Residuals:
@@ -79,7 +88,7 @@ class Residuals:
     """
 
     norm_layer: NormLayer = field(metadata={"static": True})
-    norm: NormSaved
+    norm: NormResiduals
     x: GemmOperand | None
     w: GemmOperand
     bias: Array | None
@@ -88,64 +97,81 @@ class Residuals:
 
 
 def _forward(
-    norm_layer: NormLayer, a: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
-) -> tuple[Results, tuple[ComputedOperand, NormSaved, Quantized | None]]:
-    layer, seen = norm_layer.layer, ProbedArguments.of(norm_layer.layer)
-    w, bias, context = stored_weight(layer, seen.kernel(a.kernel)), seen.bias(a.bias), seen.context(context)
-    arrays = seen.x(a.x), seen.whole("gamma", a.gamma), seen.whole("beta", a.beta)
-    histories = (None, None) if state is None else (state.x, state.kernel)
-    x, saved = normalized_operand(norm_layer.run, layer, norm_layer.norm, arrays, context, histories[0])
-    wq, of_kernel = quantize_operand(layer.plan.quantize_w, layer, w, "w", context, histories[1])
-    y = forward_product(layer, x.array, x.q, w, wq, bias, context)
-    if state is not None and x.history is not None and of_kernel is not None:
-        state = DelayedState(x.history, of_kernel, state.grad)
-    return Results(y, x.array if wants_normalized else None, state), (x, saved, wq)
+    norm_layer: NormLayer,
+    a: NormalizedDenseArrays,
+    state: DelayedState | None,
+    context: Context,
+    return_normalized: bool,
+) -> tuple[Results, Intermediates]:
+    layer, probed = norm_layer.layer, ProbedArguments.of(norm_layer.layer)
+    w, bias, context = stored_weight(layer, probed.kernel(a.kernel)), probed.bias(a.bias), probed.context(context)
+    arrays = probed.x(a.x), probed.whole("gamma", a.gamma), probed.whole("beta", a.beta)
+    x_history, w_history = (None, None) if state is None else (state.x, state.kernel)
+    x, norm = normalized_operand(norm_layer.run, layer, norm_layer.norm, arrays, context, x_history)
+    wq, w_history = quantize_operand(layer, w, "w", context, w_history)
+    y = fprop(layer, x.array, x.q, w, wq, bias, context)
+    if state is not None and x.history is not None and w_history is not None:
+        state = DelayedState(x.history, w_history, state.grad)
+    return Results(y, x.array if return_normalized else None, state), Intermediates(x, norm, wq)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4))
 def _normalized_dense(
-    norm_layer: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
+    norm_layer: NormLayer,
+    arrays: NormalizedDenseArrays,
+    state: DelayedState | None,
+    context: Context,
+    return_normalized: bool,
 ) -> Results:
-    return _forward(norm_layer, arrays, state, context, wants_normalized)[0]
+    return _forward(norm_layer, arrays, state, context, return_normalized)[0]
 
 
-def _differentiated(
-    norm_layer: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
+def _normalized_dense_fwd(
+    norm_layer: NormLayer,
+    arrays: NormalizedDenseArrays,
+    state: DelayedState | None,
+    context: Context,
+    return_normalized: bool,
 ) -> tuple[Results, Residuals]:
     norm_layer = norm_layer.for_training()
-    result, (x, norm, wq) = _forward(norm_layer, arrays, state, context, wants_normalized)
+    results, (x, norm, wq) = _forward(norm_layer, arrays, state, context, return_normalized)
     w = dgrad_weight(norm_layer.layer, arrays.kernel, wq)
+    # the caller's own arrays, without probes: a scan need not stack them
     norm = norm._replace(x=arrays.x, gamma=arrays.gamma, beta=arrays.beta)
-    x_operand = wgrad_x_if_quantized(norm_layer.layer, x)
-    saved = Residuals(norm_layer, norm, x_operand, w, arrays.bias, context, result.state)
-    return result, saved
+    wgrad_operand = wgrad_x_if_quantized(norm_layer.layer, x)
+    return results, Residuals(norm_layer, norm, wgrad_operand, w, arrays.bias, context, results.state)
 
 
-def _backward(_: NormLayer, __: bool, r: Residuals, cotangents: Results) -> tuple[Arrays, DelayedState | None, None]:
+def _normalized_dense_bwd(
+    _: NormLayer, __: bool, r: Residuals, cotangents: Results
+) -> tuple[NormalizedDenseArrays, DelayedState | None, None]:
     layer, context, state = r.norm_layer.layer, r.context, r.state
-    seen, later = ProbedArguments.of(layer), cotangents.state
-    dy, w, context = seen.dy(cotangents.y), seen.kernel(r.w), seen.context(context)
-    dyq, of_dy = quantize_operand(
-        layer.plan.quantize_dy, layer, dy, "dy", context, None if state is None else state.grad
-    )
-    normalized_gradient = input_gradient(layer, dy, dyq, w, context)
+    probed, later_state = ProbedArguments.of(layer), cotangents.state
+    dy, w, context = probed.dy(cotangents.y), probed.kernel(r.w), probed.context(context)
+    dy_history = None if state is None else state.grad
+    dyq, dy_history = quantize_operand(layer, dy, "dy", context, dy_history)
+    normalized_gradient = dgrad(layer, dy, dyq, w, context)
     x = octavo_normalization(*r.norm[:3], spec=r.norm_layer.norm).y if r.x is None else r.x
-    dw = kernel_gradient(layer, x, dy, dyq, context)
+    dw = wgrad(layer, x, dy, dyq, context)
     if cotangents.normalized is not None:
         normalized_gradient = normalized_gradient + cotangents.normalized
     dx, dgamma, dbeta = r.norm.gradients(normalized_gradient)
-    if state is not None and of_dy is not None and later is not None:
-        state = merged(DelayedState(state.x, state.kernel, of_dy), later)
-    return Arrays(dx, dgamma, dbeta, dw, bias_gradient(layer, dy, r.bias, context)), state, None
+    if state is not None and dy_history is not None and later_state is not None:
+        state = merged(DelayedState(state.x, state.kernel, dy_history), later_state)
+    return NormalizedDenseArrays(dx, dgamma, dbeta, dw, bias_gradient(layer, dy, r.bias, context)), state, None
 
 
-_normalized_dense.defvjp(_differentiated, _backward)
+_normalized_dense.defvjp(_normalized_dense_fwd, _normalized_dense_bwd)
 
 
 # One compiled call for eager users; inside their own jit it is a nested one of the same name.
 @partial(jax.jit, static_argnums=(0, 4))
 def octavo_layernorm_dense(
-    norm_layer: NormLayer, arrays: Arrays, state: DelayedState | None, context: Context, wants_normalized: bool
+    norm_layer: NormLayer,
+    arrays: NormalizedDenseArrays,
+    state: DelayedState | None,
+    context: Context,
+    return_normalized: bool,
 ) -> Results:
     """The differentiable call with everything static in `norm_layer`."""
-    return _normalized_dense(norm_layer, arrays, state, context, wants_normalized)
+    return _normalized_dense(norm_layer, arrays, state, context, return_normalized)

@@ -22,11 +22,11 @@ from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.norms import check_norm
 from octavo_jax.linear.arguments import as_array, context_of
 from octavo_jax.linear.dense_arguments import dense_operands
-from octavo_jax.linear.normalized_autograd import Arrays, norm_layer_of, octavo_layernorm_dense
-from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.linear.normalized_autograd import NormalizedDenseArrays, norm_layer_of, octavo_layernorm_dense
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
-from octavo_jax.sharding.dense import out_of_blocks, whole_scales
+from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
+from octavo_jax.sharding.one_matrix import out_of_blocks, replicated_norm_parameters
 from octavo_registry.contract.cards import Norm
 
 
@@ -66,13 +66,20 @@ def layernorm_dense(
     """
     recipe, x = as_recipe(recipe), as_array("x", x)
     spec = check_norm(norm, epsilon, x, gamma, beta)
-    roles = in_force(sharding)
+    roles = roles_in_force(sharding)
     if roles is not None and roles.tp is not None and roles.tp_dim == "K":
         raise ValueError(
             f"tp={roles.tp!r} has tp_dim='K' and the normalization is over K, which that would cut; give tp_dim='N'"
         )
-    names, called = (checkpoint_name, output_checkpoint_name), called_as("layernorm_dense", sharding)
-    options = LayerOptions.of(recipe, preferred_element_type, *names, backend, called, room)
+    options = LayerOptions.of(
+        recipe,
+        preferred_element_type,
+        checkpoint_name=checkpoint_name,
+        output_checkpoint_name=output_checkpoint_name,
+        backend=backend,
+        called=called_function("layernorm_dense", sharding),
+        room=room,
+    )
     operands = dense_operands("layernorm_dense", options, x, kernel, bias, state, contracting_dims, sharding)
     axes, placement = operands.axes, operands.placement
     if axes.k != x.shape[-1]:
@@ -81,10 +88,10 @@ def layernorm_dense(
             "contract that one"
         )
     context = context_of(recipe, operands.group_sizes, seed, 0)
-    gamma, beta = whole_scales("layernorm_dense", placement, gamma, beta)
-    arrays = Arrays(operands.x, gamma, beta, operands.kernel, operands.bias)
+    gamma, beta = replicated_norm_parameters("layernorm_dense", placement, gamma, beta)
+    arrays = NormalizedDenseArrays(operands.x, gamma, beta, operands.kernel, operands.bias)
     normalized = norm_layer_of(operands.layer, spec)
-    outputs = in_reverse(
+    outputs = call_reverse_mode_only(
         "layernorm_dense", octavo_layernorm_dense, normalized, arrays, operands.state, context, return_normalized
     )
     results = [out_of_blocks(placement, outputs.y, axes)]

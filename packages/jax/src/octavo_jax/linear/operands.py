@@ -13,22 +13,31 @@ import numpy as np
 from jax import Array
 
 from octavo.quantizer import Direction, Operand
+from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.quantizer import in_plain_layouts
-from octavo_jax.dispatch.results import codes_of
-from octavo_jax.linear.two_forms import Quantized, kept_form, named, one_plane, read_form
+from octavo_jax.dispatch.results import checked_codes
+from octavo_jax.linear.two_forms import Quantized, kept_form, name_operand, one_plane, read_form
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.never_recomputed import never_recomputed
 from octavo_jax.scaling.delayed_state import ScalingHistory, amax_of, with_amax
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
-from octavo_jax.sharding.quantizers import owns_rows, quantize_kernel, quantize_rows
+from octavo_jax.sharding.placement import Placement
+from octavo_jax.sharding.quantizers import CodesAndAmax, quantize_kernel, quantize_rows, rows_are_local
 from octavo_registry import QuantizePlan
-from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.weights import readers
 
-GemmOperand = GroupedTensor | Array
-Rows = GroupedTensor | Array | TokenRows[Array]
+
+class QuantizedOperand(NamedTuple):
+    """An operand of a GEMM after `quantize_operand`.
+
+    q         codes and scales, their planes named; None if no GEMM reads the operand quantized
+    history   of delayed scaling, with the operand's amax recorded; else None
+    """
+
+    q: Quantized | None
+    history: ScalingHistory | None
 
 
 class Context(NamedTuple):
@@ -52,54 +61,64 @@ class Context(NamedTuple):
         return QuantizerArguments(seed, operand, self.group_offset, None if history is None else history.scale)
 
 
-def holds_rows(layer: Layer, operand: Operand) -> bool:
+def has_local_rows(layer: Layer, operand: Operand) -> bool:
     """Whether every row of x, or of dy, is on one device with all of its features."""
-    return layer.placement is None or owns_rows(layer.placement, "i" if operand == "x" else "o")
+    return layer.placement is None or rows_are_local(layer.placement, "i" if operand == "x" else "o")
 
 
 def quantize_operand(
-    plan: QuantizePlan | None,
-    layer: Layer,
-    x: Array,
-    operand: Operand,
-    context: Context,
-    history: ScalingHistory | None = None,
-) -> tuple[Quantized | None, ScalingHistory | None]:
-    """`x` quantized by `plan`, with its planes named, and the history with x's amax recorded.
+    layer: Layer, x: Array, operand: Operand, context: Context, history: ScalingHistory | None = None
+) -> QuantizedOperand:
+    """`x` as the layer quantizes this operand, with its planes named, and the history with x's amax recorded.
 
-    plan      the layer's quantizer of this operand; None if no GEMM reads it quantized: then the first result is None
-              and the history is returned unchanged
     x         [M, C] rows, [*B, M, C] where the layer has a placement; for "w" the stacked matrices as `stored_weight`
               gives them
     history   of delayed scaling, else None
+
+    If no GEMM reads the operand quantized, the result has no codes, and the history as it was.
     """
+    plan = layer.quantizer(operand)
     if plan is None:
-        return None, history
+        return QuantizedOperand(None, history)
     arguments = context.quantizer_arguments(plan, operand, history)
     x, sizes = undifferentiated(x), None if operand == "w" else context.group_sizes
     if layer.placement is not None:
-        q, amax = _quantize_shards(plan, layer, x, sizes, arguments)
-        if history is None:
-            return named(layer, q, operand), None
-        assert amax is not None
-        return named(layer, q, operand), with_amax(history, never_recomputed(amax))
+        q, amax = _quantize_shards(plan, layer.placement, layer, x, sizes, arguments)
+        return recorded_operand(layer, q, operand, history, amax)
     if history is None:
         run = layer.in_two_forms(plan).run
-        return named(layer, codes_of(plan, run(x, sizes, **arguments.keywords())), operand), None
+        return recorded_operand(layer, checked_codes(plan, run(x, sizes, **arguments.keywords())), operand, None, None)
     if plan.bound.with_amax is None:
-        q, amax = codes_of(plan, plan.run(x, sizes, **arguments.keywords())), amax_of(x, sizes)
+        q, amax = checked_codes(plan, plan.run(x, sizes, **arguments.keywords())), amax_of(x, sizes)
     else:
         q, amax = plan.bound.with_amax(x, sizes, **arguments.keywords())
-    return named(layer, q, operand), with_amax(history, never_recomputed(amax))
+    return recorded_operand(layer, q, operand, history, amax)
+
+
+def recorded_operand(
+    layer: Layer, q: Quantized, operand: Operand, history: ScalingHistory | None, amax: Array | None
+) -> QuantizedOperand:
+    """`q` with its planes named, and the history, if there is one, with this amax recorded."""
+    q = name_operand(layer, q, operand)
+    if history is None:
+        return QuantizedOperand(q, None)
+    assert amax is not None  # quantizers measure it for a history
+    return QuantizedOperand(q, with_amax(history, never_recomputed(amax)))
 
 
 def _quantize_shards(
-    plan: QuantizePlan, layer: Layer, x: Array, sizes: Array | None, arguments: QuantizerArguments
-) -> tuple[GroupedTensor, Array | None]:
+    plan: QuantizePlan,
+    placement: Placement,
+    layer: Layer,
+    x: Array,
+    sizes: Array | None,
+    arguments: QuantizerArguments,
+) -> CodesAndAmax:
     """Rows, or a kernel if `sizes` is None, quantized on a mesh: in the plain layout if the mesh cuts the operand."""
-    placement = layer.placement
-    assert placement is not None
-    cut = placement.cuts("g", "k", "n") if sizes is None else placement.cuts("i" if arguments.operand == "x" else "o")
+    if sizes is None:
+        cut = placement.is_cut("g", "k", "n")
+    else:
+        cut = placement.is_cut("i" if arguments.operand == "x" else "o")
     plan = in_plain_layouts(plan, layer.options.backend) if cut else plan
     if sizes is None:
         return quantize_kernel(placement, plan, x, layer.plan.fprop.request.weight, arguments)
@@ -112,7 +131,7 @@ def gemm_operand(q: Quantized | None, array: Array, quantized: bool) -> GemmOper
 
 
 def _kept_plane(q: Quantized | None, array: Array, quantized: bool, direction: Direction) -> GemmOperand:
-    """What a GEMM of the backward pass multiplies: codes in one plane, or the array."""
+    """What the backward pass keeps of an operand for a GEMM: codes in one plane, or the array."""
     operand = gemm_operand(kept_form(q), array, quantized)
     return one_plane(operand, direction) if isinstance(operand, GroupedTensor) else operand
 
@@ -123,12 +142,12 @@ def stored_weight(layer: Layer, kernel: Array) -> Array:
 
 
 def wgrad_x(layer: Layer, x: Array, xq: Quantized | None) -> GemmOperand:
-    """What the weight gradient reads of x."""
+    """What wgrad reads of x, to be kept: one plane, or the array."""
     return _kept_plane(xq, x, layer.plan.recipe.quantizes("wgrad"), "columnwise")
 
 
 def dgrad_weight(layer: Layer, kernel: Array, wq: Quantized | None) -> GemmOperand:
-    """What the input gradient reads of the kernel: one plane, or the kernel itself with the caller's axes."""
+    """What dgrad reads of the kernel, to be kept: one plane, or the kernel itself with the caller's axes."""
     reads_rows = readers("w", layer.plan.fprop.request.weight)[0] == "dgrad"
     quantized = layer.plan.recipe.quantizes("dgrad")
     return _kept_plane(wq, kernel, quantized, "rowwise" if reads_rows else "columnwise")

@@ -1,7 +1,7 @@
 """The arrays that a layer is given, with probes that report where one is not placed as the layer reads it.
 
-See `octavo_jax.layouts.probe`. Only what quantizers and GEMMs read has a probe. Residuals are the caller's own arrays,
-so that `jax.lax.scan` does not stack a kernel that it has already.
+See `octavo_jax.array_moves.probe`. Only what quantizers and GEMMs read has a probe. Residuals are the caller's own
+arrays, so that `jax.lax.scan` does not stack a kernel that it has already.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from octavo.caller import Place, place_of_caller
+from octavo_jax.array_moves.probe import probed
+from octavo_jax.arrays.gemm_operands import GemmOperand
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.layouts.probe import probed
-from octavo_jax.linear.operands import Context, GemmOperand
+from octavo_jax.linear.operands import Context
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Letter
-from octavo_jax.sharding.placement_of_call import wanted_of
+from octavo_jax.sharding.placement_of_call import wanted_placement
 
 Some = TypeVar("Some", bound=GemmOperand | None)
 
@@ -76,5 +77,5 @@ class ProbedArguments(NamedTuple):
     def _probed(self, name: str, array: Some, spec: PartitionSpec) -> Some:
         if not isinstance(array, Array):
             return array
-        wanted = wanted_of(self.layer.options.called, self.layer.placement, name, array, spec, self.place)
+        wanted = wanted_placement(self.layer.options.called, self.layer.placement, name, array, spec, self.place)
         return array if wanted is None else probed(array, wanted)  # type: ignore[return-value]

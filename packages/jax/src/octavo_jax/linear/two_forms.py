@@ -1,7 +1,7 @@
-"""Quantized operands in two forms: codes, and what the GEMMs of a backend that emulates them multiply.
+"""Quantized operands in two forms: codes, and what the GEMMs of a backend multiply that emulates the recipe.
 
-A GEMM of the pass that quantizes an operand reads the second form. What is kept for the backward pass, or named for a
-policy of `jax.checkpoint`, are codes. A compiled program makes of each plane what it reads.
+A GEMM of the pass that quantizes an operand reads the second form. Codes are what is kept for the backward pass, or
+named for a policy of `jax.checkpoint`. Of each plane a compiled program computes the form that it reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read_form(q: Quantized | Other) -> GroupedTensor | Other:
     return q.multiplied if isinstance(q, TwoForms) else q
 
 
-def named(layer: Layer, q: Any, operand: Operand) -> Any:
+def name_operand(layer: Layer, q: Any, operand: Operand) -> Any:
     """q with its planes named; call this before they are used. dy gets no name, because nothing recomputes it."""
     if operand == "dy":
         return q
@@ -39,17 +39,17 @@ def named(layer: Layer, q: Any, operand: Operand) -> Any:
     if not isinstance(q, TwoForms):
         return name_planes(q, name)
     codes = name_planes(q.codes, name)
-    # whatever both forms have is read by its name, too
+    # an array that both forms have is read by its name, too
     planes: dict[str, Any] = {field: getattr(codes, field) for fields in FIELDS.values() for field in fields}
-    multiplied, given = q.multiplied, q.codes.spec
+    multiplied, spec = q.multiplied, q.codes.spec
     layouts = zip(
         DIRECTIONS,
-        (given.rowwise_layout, given.columnwise_layout),
+        (spec.rowwise_layout, spec.columnwise_layout),
         (multiplied.spec.rowwise_layout, multiplied.spec.columnwise_layout),
         strict=True,
     )
-    for direction, layout, of_multiplied in layouts:
-        if layout != of_multiplied:
+    for direction, layout, multiplied_layout in layouts:
+        if layout != multiplied_layout:
             names = names_of_plane(codes, direction, name)
             plane, payload = one_plane(codes, direction), getattr(multiplied, direction)
             planes[direction] = read_at_once(payload, plane, q.multiply, direction, names)

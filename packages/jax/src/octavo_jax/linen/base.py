@@ -13,8 +13,8 @@ from jax.typing import DTypeLike
 from octavo import DelayedScaling, Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.unsaid import UNSAID, Unsaid
-from octavo_jax.arrays.extras import absent
 from octavo_jax.arrays.flax_serialization import known_to_flax
+from octavo_jax.arrays.optional_packages import absent
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, check_known
 from octavo_jax.dispatch.room import Room

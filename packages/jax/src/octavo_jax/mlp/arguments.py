@@ -12,11 +12,11 @@ from octavo_jax.arrays.checks import check_arrays
 from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.functions.activations import check_per_row, features
 from octavo_jax.linear.arguments import check_state
-from octavo_jax.mlp.autograd import Arrays
+from octavo_jax.mlp.autograd import MlpArrays
 from octavo_jax.mlp.plan import Placements
 from octavo_jax.scaling.delayed_state import DelayedState
 from octavo_jax.sharding import specs
-from octavo_jax.sharding.explicit import explicit_axes, placed, placed_state
+from octavo_jax.sharding.explicit_placement import explicit_axes, placed, placed_state
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_registry.contract.cards import GATED, Activation
 
@@ -94,7 +94,7 @@ def mlp_placements(placement: Placement | None, activation: Activation) -> Place
             f"tp_dim is {axes.tp_dim!r}; an MLP's first layer is column-parallel and its second row-parallel, so leave "
             "tp_dim at 'N'"
         )
-    free = placement.free_among(placement.several("o"))
+    free = placement.non_manual(placement.cutting_axes("o"))
     if free and activation in GATED:
         raise ValueError(
             f"tp={axes.tp!r} cuts wi's columns and {activation} multiplies columns F apart, a gate and its partner, so "
@@ -105,9 +105,9 @@ def mlp_placements(placement: Placement | None, activation: Activation) -> Place
 
 
 def placed_mlp(
-    placements: Placements, a: Arrays, states: tuple[DelayedState, DelayedState] | None, group_sizes: Array
-) -> tuple[Arrays, tuple[DelayedState, DelayedState] | None, Array]:
-    """The arguments as Explicit axes of a mesh want them; see `octavo_jax.sharding.explicit`."""
+    placements: Placements, a: MlpArrays, states: tuple[DelayedState, DelayedState] | None, group_sizes: Array
+) -> tuple[MlpArrays, tuple[DelayedState, DelayedState] | None, Array]:
+    """The arguments as Explicit axes of a mesh want them; see `octavo_jax.sharding.explicit_placement`."""
     first, second = placements
     if first is None or second is None or not explicit_axes(first.mesh):
         return a, states, group_sizes

@@ -16,11 +16,11 @@ from octavo_jax.dispatch.room import Room
 from octavo_jax.linear.arguments import check_sizes_fit, context_of
 from octavo_jax.linear.operands import Context
 from octavo_jax.mlp.arguments import check_mlp_operands, check_states, mlp_placements, placed_mlp
-from octavo_jax.mlp.autograd import Arrays, States
+from octavo_jax.mlp.autograd import MlpArrays, States
 from octavo_jax.mlp.plan import Mlp, OutputNames, mlp_for
-from octavo_jax.sharding.axes import MeshAxes, called_as
+from octavo_jax.sharding.axes import MeshAxes, called_function
 from octavo_jax.sharding.conflicts import check_has_roles, check_shards
-from octavo_jax.sharding.manual import on_first, partial_sum_axes
+from octavo_jax.sharding.manual_sums import on_first_shard, partial_sum_axes
 from octavo_jax.sharding.placement_of_call import placement_of
 from octavo_registry.contract.cards import Activation
 
@@ -34,7 +34,7 @@ class MlpOptions(NamedTuple):
     activation: Activation
     recipe: Recipe | None
     seed: int | Array | None
-    state: States
+    state: States | None
     group_offset: int | Array
     checkpoint_name: str | None
     output_checkpoint_names: OutputNames
@@ -47,19 +47,19 @@ class MlpOptions(NamedTuple):
 class MlpCall(NamedTuple):
     """The arguments of `octavo_mlp`, and what has to be done with its result.
 
-    in_blocks   True if rows are [*B, M, K], as the caller has given them; False if they have been reshaped to [M, K]
-    partial     the caller's manual mesh axes over which y is still to be summed; y is then float32
+    in_blocks          whether rows are [*B, M, K], as the caller has given them, and not reshaped to [M, K]
+    partial_sum_axes   the caller's manual mesh axes over which y is still to be summed; y is then float32
     """
 
     mlp: Mlp
-    arrays: Arrays
-    states: States
+    arrays: MlpArrays
+    states: States | None
     context: Context
     in_blocks: bool
-    partial: tuple[str, ...]
+    partial_sum_axes: tuple[str, ...]
 
 
-def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int | None = None) -> MlpCall:
+def resolve_call(a: MlpArrays, group_sizes: GroupSizes, options: MlpOptions, rows: int | None = None) -> MlpCall:
     """The call for the arrays `a`, without a normalization; ValueError for arguments that do not fit.
 
     rows   the number of rows that the sizes count, if `a.x` are tokens, whose rows do not exist yet
@@ -67,8 +67,8 @@ def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int 
     recipe, sharding = options.recipe, options.sharding
     x, wi, wo = a.x, a.wi, a.wo
     placements = mlp_placements(placement_of(sharding, group_sizes, x, wi), options.activation)
-    beside = {"bi": a.bi, "bo": a.bo, "probs": a.probs, "bo_scales": a.bo_scales, "state": options.state}
-    check_has_roles("grouped_mlp", sharding, x=x, wi=wi, wo=wo, group_sizes=group_sizes, **beside)
+    optional = {"bi": a.bi, "bo": a.bo, "probs": a.probs, "bo_scales": a.bo_scales, "state": options.state}
+    check_has_roles("grouped_mlp", sharding, x=x, wi=wi, wo=wo, group_sizes=group_sizes, **optional)
     groups = check_mlp_operands(x, wi, wo, a.bi, a.bo, options.activation, placements)
     blocks = () if placements[0] is None else placements[0].blocks
     in_blocks = x.ndim == len(blocks) + 2
@@ -80,11 +80,11 @@ def resolved(a: Arrays, group_sizes: GroupSizes, options: MlpOptions, rows: int 
     check_states(recipe, options.state, groups)
     for placement, kernel in zip(placements, (wi, wo), strict=True):
         check_shards(placement, recipe, x, kernel, "kn")
-    partial = partial_sum_axes(placements[1])
-    dtype = jnp.float32 if partial else options.preferred_element_type
-    called = called_as("grouped_mlp", sharding)
-    of_layers = LayerOptions.of(recipe, dtype, options.checkpoint_name, None, options.backend, called, options.room)
-    mlp = mlp_for(of_layers, options.output_checkpoint_names, a.x, wi, wo, options.activation, None, placements)
-    a, state, sizes = placed_mlp(placements, a._replace(bo=on_first(a.bo, partial)), options.state, sizes)
+    partial_axes = partial_sum_axes(placements[1])
+    dtype = jnp.float32 if partial_axes else options.preferred_element_type
+    called = called_function("grouped_mlp", sharding)
+    layer_options = LayerOptions.of(recipe, dtype, options.checkpoint_name, None, options.backend, called, options.room)
+    mlp = mlp_for(layer_options, options.output_checkpoint_names, a.x, wi, wo, options.activation, None, placements)
+    a, state, sizes = placed_mlp(placements, a._replace(bo=on_first_shard(a.bo, partial_axes)), options.state, sizes)
     context = context_of(recipe, sizes, options.seed, options.group_offset)
-    return MlpCall(mlp, a, state, context, in_blocks, partial)
+    return MlpCall(mlp, a, state, context, in_blocks, partial_axes)

@@ -41,30 +41,26 @@ from octavo_jax.mlp.arguments import (
     placed_mlp,
     y_columns,
 )
-from octavo_jax.mlp.autograd import Arrays, octavo_mlp
-from octavo_jax.mlp.call import MlpOptions, resolved
+from octavo_jax.mlp.autograd import MlpArrays, States, octavo_mlp
+from octavo_jax.mlp.call import MlpOptions, resolve_call
 from octavo_jax.mlp.plan import OutputNames, mlp_for
-from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.scaling.delayed_state import DelayedState
-from octavo_jax.sharding.axes import MeshAxes, called_as, in_force
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
+from octavo_jax.sharding.axes import MeshAxes, called_function, roles_in_force
 from octavo_jax.sharding.conflicts import check_shards
-from octavo_jax.sharding.dense import (
+from octavo_jax.sharding.explicit_placement import placed_as
+from octavo_jax.sharding.manual_sums import on_first_shard, partial_sum_axes, summed_result
+from octavo_jax.sharding.one_matrix import (
     as_row,
     as_stack,
     in_blocks,
     matrix_placement,
-    one_group_each,
     out_of_blocks,
-    whole_scales,
+    replicated_norm_parameters,
+    sizes_of_one_group,
 )
-from octavo_jax.sharding.explicit import placed_as
-from octavo_jax.sharding.manual import on_first, partial_sum_axes, summed_result
 from octavo_registry.contract.cards import Activation, Norm
 
 __all__ = ["OutputNames", "States", "grouped_mlp", "layernorm_mlp"]
-
-States = tuple[DelayedState, DelayedState]
-"""Delayed scaling's states of fc1 and fc2."""
 
 
 def grouped_mlp(
@@ -123,16 +119,16 @@ def grouped_mlp(
     serves them.
     """
     recipe, x, wi, wo = as_recipe(recipe), as_array("x", x), as_array("wi", wi), as_array("wo", wo)
-    name, sharding = check_activation(activation), in_force(sharding)
+    name, sharding = check_activation(activation), roles_in_force(sharding)
     if wi.ndim != 3:
         raise ValueError(f"wi has shape {list(wi.shape)}; it is [G, K, C], layernorm_mlp takes one matrix")
     check_per_row("probs", probs, x.shape[:-1])
     check_bo_scales(bo_scales, bo, x.shape[:-1])
     group_sizes = in_one_array(group_sizes)
-    of_experts = ExpertRows.of(sharding, x, group_sizes)
-    x, group_sizes = of_experts.in_blocks("x", x, "i"), of_experts.sizes(group_sizes)
-    probs = None if probs is None else of_experts.in_blocks("probs", probs, None)
-    bo_scales = None if bo_scales is None else of_experts.in_blocks("bo_scales", bo_scales, None)
+    expert_rows = ExpertRows.of(sharding, x, group_sizes)
+    x, group_sizes = expert_rows.in_blocks("x", x, "i"), expert_rows.sizes(group_sizes)
+    probs = None if probs is None else expert_rows.in_blocks("probs", probs, None)
+    bo_scales = None if bo_scales is None else expert_rows.in_blocks("bo_scales", bo_scales, None)
     options = MlpOptions(
         activation=name,
         recipe=recipe,
@@ -146,11 +142,11 @@ def grouped_mlp(
         backend=backend,
         room=room,
     )
-    arrays = Arrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=probs, bo_scales=bo_scales)
-    call = resolved(arrays, group_sizes, options)
-    y, new_state = in_reverse("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
-    y = summed_result(y, call.partial, recipe, x, preferred_element_type)
-    y = of_experts.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
+    arrays = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=probs, bo_scales=bo_scales)
+    call = resolve_call(arrays, group_sizes, options)
+    y, new_state = call_reverse_mode_only("grouped_mlp", octavo_mlp, call.mlp, call.arrays, call.states, call.context)
+    y = summed_result(y, call.partial_sum_axes, recipe, x, preferred_element_type)
+    y = expert_rows.out_of_blocks(y if call.in_blocks else y.reshape(*x.shape[:-1], y.shape[-1]))
     return y if state is None else (y, placed_as(state, new_state))
 
 
@@ -203,18 +199,18 @@ def layernorm_mlp(
     kernels = as_stack(placements[0], wi, into), as_stack(placements[1], wo, out)
     for placement, kernel in zip(placements, kernels, strict=True):
         check_shards(placement, recipe, rows, kernel, "kn")
-    partial = partial_sum_axes(placements[1])
-    dtype = jnp.float32 if partial else preferred_element_type
-    called = called_as("layernorm_mlp", sharding)
+    partial_axes = partial_sum_axes(placements[1])
+    dtype = jnp.float32 if partial_axes else preferred_element_type
+    called = called_function("layernorm_mlp", sharding)
     options = LayerOptions.of(recipe, dtype, checkpoint_name, None, backend, called, room)
     mlp = mlp_for(options, output_checkpoint_names, rows, *kernels, name, spec, placements)
-    biases = as_row(placements[0], bi), on_first(as_row(placements[1], bo), partial)
-    gamma, beta = whole_scales("layernorm_mlp", placements[0], gamma, beta)
+    biases = as_row(placements[0], bi), on_first_shard(as_row(placements[1], bo), partial_axes)
+    gamma, beta = replicated_norm_parameters("layernorm_mlp", placements[0], gamma, beta)
     (wi, wo), (bi, bo) = kernels, biases
-    arrays = Arrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
-    arrays, state, sizes = placed_mlp(placements, arrays, state, one_group_each(placements[0], rows))
+    arrays = MlpArrays(x=rows, gamma=gamma, beta=beta, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
+    arrays, state, sizes = placed_mlp(placements, arrays, state, sizes_of_one_group(placements[0], rows))
     context = context_of(recipe, sizes, seed, 0)
-    y, new_state = in_reverse("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)
-    y = summed_result(y, partial, recipe, x, preferred_element_type)
+    y, new_state = call_reverse_mode_only("layernorm_mlp", octavo_mlp, mlp, arrays, state, context)
+    y = summed_result(y, partial_axes, recipe, x, preferred_element_type)
     y = out_of_blocks(placements[1], y, out)
     return y if state is None else (y, new_state)

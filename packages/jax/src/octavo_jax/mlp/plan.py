@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from jax import Array
 
 from octavo_jax.arrays.checks import check_text
-from octavo_jax.dispatch.fused import Run, Values, activation_run, activation_values, gradient_run, norm_run
+from octavo_jax.dispatch.fused import (
+    FusedQuantizer,
+    ValuesFunction,
+    activation_run,
+    activation_values,
+    gradient_run,
+    norm_run,
+)
 from octavo_jax.dispatch.layer import Layer, LayerOptions, layer_for
 from octavo_jax.functions.norms import NormSpec
 from octavo_jax.linear.computed_operands import ActivationQuantizer
-from octavo_jax.memo import Identities, Memo
+from octavo_jax.memo import Interned, Memo
 from octavo_jax.sharding.placement import Placement
 from octavo_registry.contract.cards import Activated, Activation
 
@@ -40,18 +47,18 @@ class Mlp:
     fc2: Layer
     activation: Activation
     norm: NormSpec | None
-    quantize_normalized: Run | None
-    quantize_activated: Run | None
-    quantize_gradient: Run | None
-    activated_values: Values | None
-    gradient_values: Values | None
+    quantize_normalized: FusedQuantizer | None
+    quantize_activated: FusedQuantizer | None
+    quantize_gradient: FusedQuantizer | None
+    activated_values: ValuesFunction | None
+    gradient_values: ValuesFunction | None
 
-    def activated(self, probs: Array | None) -> ActivationQuantizer:
+    def activation_quantizer(self, probs: Array | None) -> ActivationQuantizer:
         """The activation, times `probs` [M] if given, with what computes it."""
         return ActivationQuantizer(self.quantize_activated, self.activated_values, self.activation, probs)
 
-    def gradient(self, probs: Array | None) -> ActivationQuantizer:
-        """The gradient of `activated(probs)`, with what computes it."""
+    def gradient_quantizer(self, probs: Array | None) -> ActivationQuantizer:
+        """The gradient of that activation, with what computes it."""
         return ActivationQuantizer(self.quantize_gradient, self.gradient_values, self.activation, probs)
 
     def for_training(self) -> Mlp:
@@ -61,8 +68,8 @@ class Mlp:
         return mlp_of(self.fc1.for_training(), self.fc2.for_training(), self.activation, self.norm)
 
 
-_known: Memo[Mlp] = Memo()
-_mlps: Identities[Mlp] = Identities()
+_planned: Memo[Mlp] = Memo()
+_interned: Interned[Mlp] = Interned()
 
 
 def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None) -> Mlp:
@@ -77,21 +84,21 @@ def mlp_of(fc1: Layer, fc2: Layer, activation: Activation, norm: NormSpec | None
             None if activated is None else activation_run(activated, activation, backend, fc2),
             None if gradient is None else gradient_run(gradient, activation, backend, fc1),
         )
-        alone = (
+        unquantized = (
             None if _quantizes_x(fc2) else _values(fc2, "act_quantize", activation),
             None if gradient is not None or not fc1.request.training else _values(fc1, "dact_quantize", activation),
         )
-        return _mlps.of((*key, runs, alone), lambda: Mlp(*key, *runs, *alone))
+        return _interned.of((*key, runs, unquantized), lambda: Mlp(*key, *runs, *unquantized))
 
-    return _known.get(key, build)
+    return _planned.get(key, build)
 
 
 def _quantizes_x(fc2: Layer) -> bool:
-    """Whether no product of fc2 reads the activation itself."""
+    """Whether fc2's GEMMs read codes of the activation alone, so that nothing computes it without quantizing."""
     return fc2.plan.quantize_x is not None and fc2.plan.recipe.quantizes("wgrad")
 
 
-def _values(layer: Layer, op: Activated, activation: Activation) -> Values | None:
+def _values(layer: Layer, op: Activated, activation: Activation) -> ValuesFunction | None:
     values = activation_values(layer.plan, op, activation, layer.options.backend)
     return None if isinstance(values, str) else values
 

@@ -15,7 +15,7 @@ from octavo_jax.arrays.checks import as_count, check_arrays, check_fixed, check_
 from octavo_jax.arrays.exportable import exportable
 from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.dispatch.backends import BackendNames
-from octavo_jax.moe.moves import Served, route_for
+from octavo_jax.moe.row_functions import DeviceAndBackends, route_for
 from octavo_jax.remat.checkpoint_names import name_array
 from octavo_jax.sharding.conflicts import check_whole
 
@@ -80,10 +80,10 @@ def arrange(
     experts = named(as_int32(experts), checkpoint_name)
     if mask is not None:
         experts = jnp.where(mask[:, None], experts, num_experts)
-    return arranged(experts, weights, num_experts, checkpoint_name, backend, rows=rows)
+    return arrange_checked(experts, weights, num_experts, checkpoint_name, backend, rows=rows)
 
 
-def arranged(
+def arrange_checked(
     experts: Array,
     weights: Array,
     num_experts: int,
@@ -92,34 +92,34 @@ def arranged(
     probabilities: Array | None = None,
     rows: int | None = None,
 ) -> Routing:
-    """`arrange` of choices that are checked and named; `rows` as there."""
+    """`arrange` of choices that have been checked and named; `rows` as there."""
     tokens, k = experts.shape
     check_fixed(tokens, "experts")
     if tokens * k >= _MAX_ROWS:
         raise ValueError(f"{tokens} tokens with {k} choices are 2^31 rows or more; route fewer tokens at once")
-    route = route_for(num_experts, Served.of(experts, backend))
-    sizes, order, position, taken = (route or _sorted)(experts, num_experts)
+    route = route_for(num_experts, DeviceAndBackends.of(experts, backend))
+    sizes, order, position, routed = (route or _route_by_sorting)(experts, num_experts)
     order, position = named(order, checkpoint_name), named(position, checkpoint_name)
     if rows is not None and rows < tokens * k:
         order, sizes = order[:rows], limited(sizes, rows)
-        taken &= position < rows
+        routed &= position < rows
     return Routing(
         group_sizes=sizes,
         order=order,
         position=position,
-        weights=jnp.where(taken, in_fp32(weights), np.float32(0)),
+        weights=jnp.where(routed, in_fp32(weights), np.float32(0)),
         probabilities=probabilities,
     )
 
 
-def _sorted(experts: Array, num_experts: int) -> tuple[Array, Array, Array, Array]:
+def _route_by_sorting(experts: Array, num_experts: int) -> tuple[Array, Array, Array, Array]:
     """As octavo_registry.contract.moves.Route has it."""
-    taken = (experts >= 0) & (experts < num_experts)
-    keys = jnp.where(taken, experts, num_experts).astype(jnp.int32).reshape(-1)
+    routed = (experts >= 0) & (experts < num_experts)
+    keys = jnp.where(routed, experts, num_experts).astype(jnp.int32).reshape(-1)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
     numbers = jnp.arange(keys.size, dtype=jnp.int32)
     position = numbers.at[order].set(numbers, unique_indices=True, mode="promise_in_bounds")
-    return counts(keys, num_experts), order, position.reshape(experts.shape), taken
+    return counts(keys, num_experts), order, position.reshape(experts.shape), routed
 
 
 def counts(experts: Array, num_experts: int) -> Array:

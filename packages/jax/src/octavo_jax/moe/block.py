@@ -21,15 +21,15 @@ from octavo_jax.linear.arguments import as_array
 from octavo_jax.mlp.mlp import OutputNames, States
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes
-from octavo_jax.moe.local_block import BlockArrays, Body, Result
+from octavo_jax.moe.local_block import BlockArrays, BlockResult, MoeBlock
 from octavo_jax.moe.router.checks import check_bias
 from octavo_jax.moe.router.rule import RULE, checked_rule
-from octavo_jax.moe.sharded_block import devices_sharing_experts, over_mesh
-from octavo_jax.sharding.axes import MeshAxes, in_force
+from octavo_jax.moe.sharded_block import manual_expert_shards, run_over_mesh
+from octavo_jax.sharding.axes import MeshAxes, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles
 from octavo_registry.contract.cards import Activation
 
-Block = TypeVar("Block", bound=Body)
+Block = TypeVar("Block", bound=MoeBlock)
 
 
 @renamed_arguments(normalize="renormalize")
@@ -98,9 +98,9 @@ def moe_mlp(
         x=x, mask=mask, router=router, wi=wi, wo=wo, bi=bi, bo=bo, seed=seed, state=state,
         choice_bias=choice_bias, replay=replay,
     )  # fmt: skip
-    arrays, sharding = checked(given, dtype, sharding, exchange)
-    body = body_of(
-        Body,
+    arrays, sharding = check_block_arguments(given, dtype, sharding, exchange)
+    block = block_of(
+        MoeBlock,
         arrays,
         recipe=recipe,
         preferred_element_type=preferred_element_type,
@@ -122,11 +122,11 @@ def moe_mlp(
         sharding=sharding,
         exchange=exchange,
     )
-    result = run_block(body, _with_choices(arrays, body.rule))
+    result = run_block(block, _with_int32_replay(arrays, block.rule))
     return (result.y, result.stats) if state is None else result
 
 
-def body_of(
+def block_of(
     kind: type[Block],
     arrays: BlockArrays,
     *,
@@ -150,23 +150,24 @@ def body_of(
     )
 
 
-def run_block(body: Body, arrays: BlockArrays) -> Result:
+def run_block(block: MoeBlock, arrays: BlockArrays) -> BlockResult:
     """The block over the mesh, if there is one, or of these arrays as they are."""
-    return over_mesh(body, arrays) if body.sharding is not None and body.sharding.every else body.run(arrays)
+    on_mesh = block.sharding is not None and block.sharding.every
+    return run_over_mesh(block, arrays) if on_mesh else block.run(arrays)
 
 
-def checked(
+def check_block_arguments(
     a: BlockArrays, dtype: DTypeLike | None, sharding: MeshAxes | None, exchange: Exchange
 ) -> tuple[BlockArrays, MeshAxes | None]:
     """`moe_mlp`'s arrays as JAX's, and the axes in force; ValueError for arguments that do not fit."""
-    x, mask, router, wi, wo, bi, bo = a[:7]
+    mask = a.mask
     optional = {name: getattr(a, name) for name in ("mask", "choice_bias", "replay")}
     present = {name: array for name, array in optional.items() if array is not None}
-    check_arrays(x=x, router=router, wi=wi, wo=wo, **present)
-    x, router, wi, wo = (as_array(*one) for one in (("x", x), ("router", router), ("wi", wi), ("wo", wo)))
+    check_arrays(x=a.x, router=a.router, wi=a.wi, wo=a.wo, **present)
+    x, router, wi, wo = (as_array(name, getattr(a, name)) for name in ("x", "router", "wi", "wo"))
     check_fixed_axes("x", x.shape)
     check_fixed_axes("router", router.shape)
-    bi, bo = None if bi is None else as_array("bi", bi), None if bo is None else as_array("bo", bo)
+    bi, bo = None if a.bi is None else as_array("bi", a.bi), None if a.bo is None else as_array("bo", a.bo)
     choice_bias = None if a.choice_bias is None else as_array("choice_bias", a.choice_bias)
     if not isinstance(exchange, Exchange):
         raise ValueError(f"exchange is a {type(exchange).__name__}; give an octavo_jax.moe.Exchange")
@@ -177,9 +178,9 @@ def checked(
             f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E], with K and E "
             "of one or more"
         )
-    sharding = in_force(sharding)
+    sharding = roles_in_force(sharding)
     check_has_roles("moe_mlp", sharding, x=x, router=router, wi=wi, wo=wo, bi=bi, bo=bo)
-    experts = router.shape[1] // devices_sharing_experts(sharding)
+    experts = router.shape[1] // manual_expert_shards(sharding)
     if wi.ndim != 3 or wi.shape[0] != experts:
         raise ValueError(
             f"router {list(router.shape)} has {router.shape[1]} experts and wi has shape {list(wi.shape)}; "
@@ -195,7 +196,7 @@ def checked(
     return a._replace(x=x, mask=mask, router=router, wi=wi, wo=wo, bi=bi, bo=bo, choice_bias=choice_bias), sharding
 
 
-def _with_choices(a: BlockArrays, rule: RouterRule) -> BlockArrays:
+def _with_int32_replay(a: BlockArrays, rule: RouterRule) -> BlockArrays:
     """`a` with `replay` in int32; ValueError unless that and `choice_bias` fit the tokens and experts."""
     check_bias("choice_bias", a.choice_bias, a.router.shape[1])
     if a.replay is None:

@@ -19,22 +19,22 @@ from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.device import device_of
-from octavo_jax.dispatch.fused import fusion_words, values_words
+from octavo_jax.dispatch.fused import describe_fusion, describe_values
 from octavo_jax.dispatch.layer import Layer
 from octavo_jax.dispatch.room import Room
-from octavo_jax.mlp.autograd import Arrays
-from octavo_jax.mlp.call import MlpOptions, resolved
+from octavo_jax.mlp.autograd import MlpArrays
+from octavo_jax.mlp.call import resolve_call
 from octavo_jax.mlp.plan import Mlp
 from octavo_jax.moe.arrangement import Routing
-from octavo_jax.moe.block import body_of, checked, run_block
+from octavo_jax.moe.block import block_of, check_block_arguments, run_block
 from octavo_jax.moe.exchange import DEFAULT_EXCHANGE, Exchange, Way
-from octavo_jax.moe.expert_parallel import LACKING, chosen_way
-from octavo_jax.moe.experts import LocalExperts, composes
+from octavo_jax.moe.expert_parallel import WITHOUT_RAGGED_ALL_TO_ALL, chosen_way
+from octavo_jax.moe.experts import LocalExperts, needs_composition
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.layer.plan import MoePlan, moe_plan_of
-from octavo_jax.moe.layer.tokens import dy_reads, gathers, gathers_codes, reads_tokens
-from octavo_jax.moe.local_block import BlockArrays, Body
-from octavo_jax.moe.moves import Served, of_router
+from octavo_jax.moe.layer.tokens import dy_sources, gathers, gathers_codes, quantizes_tokens
+from octavo_jax.moe.local_block import BlockArrays, MoeBlock
+from octavo_jax.moe.row_functions import DeviceAndBackends, router_fields
 from octavo_jax.scaling.delayed_state import init_delayed
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry import LayerPlan, Plan, QuantizePlan
@@ -103,9 +103,9 @@ def explain(
         state = init_delayed(known, wi.shape[0]), init_delayed(known, wi.shape[0])
     seed = 0 if known is not None and known.stochastic else None
     given = BlockArrays(x=x, mask=None, router=router, wi=wi, wo=wo, bi=bi, bo=bo, seed=seed, state=state)
-    arrays, sharding = checked(given, dtype, sharding, exchange)
-    asked = body_of(
-        _Asked,
+    arrays, sharding = check_block_arguments(given, dtype, sharding, exchange)
+    block = block_of(
+        _ReportingBlock,
         arrays,
         recipe=known,
         preferred_element_type=preferred_element_type,
@@ -127,20 +127,20 @@ def explain(
         sharding=sharding,
         exchange=exchange,
     )
-    jax.eval_shape(lambda: run_block(asked, arrays))
-    return asked.reports[-1]
+    jax.eval_shape(lambda: run_block(block, arrays))
+    return block.reports[-1]
 
 
 @dataclass(frozen=True)
-class _Asked(Body):
-    """A block that tells what each device runs, while it is traced."""
+class _ReportingBlock(MoeBlock):
+    """A block that reports what each device runs, while it is traced."""
 
     reports: list[MoeReport] = field(default_factory=list)
 
-    def experts(self, wi: Array, wo: Array, options: dict[str, Any]) -> LocalExperts:
-        return _AskedExperts(wi, wo, self.weights_on, self.out_dtype, options, self)
+    def local_experts(self, a: BlockArrays) -> LocalExperts:
+        return _ReportingExperts(**vars(super().local_experts(a)), block=self)
 
-    def exchange_words(self, x: Array) -> str:
+    def describe_exchange(self, x: Array) -> str:
         """The way, and why it is that one; "" where the experts are not spread. Inside a manual region."""
         axes = () if self.sharding is None else self.sharding.names("ep")
         if not axes:
@@ -149,7 +149,7 @@ class _Asked(Body):
         way = chosen_way(self.exchange, self.rule.k, devices, platform)
         if self.exchange.way is not None:
             why = f'Exchange(way="{way}") asks for it'
-        elif platform in LACKING:
+        elif platform in WITHOUT_RAGGED_ALL_TO_ALL:
             why = f"tokens are on {platform}, whose XLA has no ragged_all_to_all"
         else:
             why = f"a token has {self.rule.k} choices, and {list(axes)} has {devices} devices"
@@ -163,12 +163,12 @@ _WAYS: dict[Way, str] = {
 
 
 @dataclass(frozen=True)
-class _AskedExperts(LocalExperts):
-    asked: _Asked
+class _ReportingExperts(LocalExperts):
+    block: _ReportingBlock
 
     def routed(self, x: Array, routing: Routing) -> Any:
         whole = "a mesh cuts them, or sums stand behind the experts"
-        why = whole if composes(self.options["sharding"], x, self.wo) else ""
+        why = whole if needs_composition(self.options.sharding, x, self.wo) else ""
         self._report(x, routing.group_sizes, len(routing.order), why)
         return super().routed(x, routing)
 
@@ -178,27 +178,22 @@ class _AskedExperts(LocalExperts):
 
     def _report(self, x: Array, group_sizes: Array, rows: int, why_rows: str) -> None:
         """why_rows: rows of x and dy are permuted, whatever reads them, for this reason; "": where they need to be."""
-        options = dict(self.options)
-        bi, bo, form, weight_codes = (options.pop(name) for name in ("bi", "bo", "form", "weight_codes"))
-        call = resolved(
-            Arrays(x, None, None, self.wi, self.wo, bi, bo, None), group_sizes,
-            MlpOptions(group_offset=0, preferred_element_type=None, **options), rows,
-        )  # fmt: skip
-        on_output = self.weights_on == "output"
-        plan = moe_plan_of(call.mlp, form, weight_codes, on_output, self.out_dtype).for_training()
+        arrays = MlpArrays(x, None, None, self.wi, self.wo, self.bi, self.bo, None)
+        call = resolve_call(arrays, group_sizes, self.options, rows)
+        plan = moe_plan_of(call.mlp, self.form, self.weight_codes, self.weights_on, self.out_dtype).for_training()
         of_rows = [("x and dy", f"rows are permuted first: {why_rows}")] if why_rows else [*_tokens(plan)]
         tokens = (*self._routed(x), *of_rows, *_moved(plan))
         fc1, fc2 = plan.mlp.fc1.plan, plan.mlp.fc2.plan
         between = tuple(_between(plan.mlp))
-        self.asked.reports.append(MoeReport(fc1, fc2, between, tokens, self.asked.exchange_words(x)))
+        self.block.reports.append(MoeReport(fc1, fc2, between, tokens, self.block.describe_exchange(x)))
 
     def _routed(self, x: Array) -> Iterator[tuple[str, str]]:
-        axes = () if self.asked.sharding is None else self.asked.sharding.names("ep")
+        axes = () if self.block.sharding is None else self.block.sharding.names("ep")
         experts = self.number * (lax.axis_size(axes) if axes else 1)
-        served = Served.of(x, self.asked.backend)
-        router = served.plan("choose_experts", "float32", experts, **of_router(self.asked.rule))
+        where = DeviceAndBackends.of(x, self.block.backend)
+        router = where.plan("choose_experts", "float32", experts, **router_fields(self.block.rule))
         yield "experts", f"{_who(router)} chooses"
-        yield "choices", f"{_who(served.plan('route', 'float32', experts))} sorts them"
+        yield "choices", f"{_who(where.plan('route', 'float32', experts))} sorts them"
 
 
 def _who(plan: Plan | None) -> str:
@@ -208,11 +203,11 @@ def _who(plan: Plan | None) -> str:
 def _moved(plan: MoePlan) -> Iterator[tuple[str, str]]:
     """Who sums rows by token, and multiplies dy by the weights of choices, as octavo_jax.moe.permutation has it."""
     fc2, dtype = plan.mlp.fc2, DTYPES[plan.mlp.fc2.y_dtype]
-    served = Served(fc2.request.device, fc2.options.backend)
-    summed = served.plan("combine_rows", dtype) if plan.out_dtype == fc2.y_dtype else None
+    where = DeviceAndBackends(fc2.request.device, fc2.options.backend)
+    summed = where.plan("combine_rows", dtype) if plan.out_dtype == fc2.y_dtype else None
     yield "y and dx", f"{_who(summed)} sums rows by token"
-    if plan.on_output:
-        yield "dy times weights", f"{_who(served.plan('permute_rows', dtype))} writes its rows"
+    if plan.weights_on == "output":
+        yield "dy times weights", f"{_who(where.plan('permute_rows', dtype))} writes its rows"
 
 
 def _between(mlp: Mlp) -> Iterator[tuple[str, str]]:
@@ -223,46 +218,46 @@ def _between(mlp: Mlp) -> Iterator[tuple[str, str]]:
     )
     for op, name, layer, quantizer in parts:
         if quantizer is None:
-            yield name, values_words(layer, op, mlp.activation, backend)
+            yield name, describe_values(layer, op, mlp.activation, backend)
         else:
-            yield f"{name} + quantize", fusion_words(quantizer, op, mlp.activation, backend)
+            yield f"{name} + quantize", describe_fusion(quantizer, op, mlp.activation, backend)
 
 
 def _tokens(plan: MoePlan) -> Iterator[tuple[str, str]]:
     """What of the tokens is read in place, as octavo_jax.moe.layer.autograd has it."""
-    keeps_all, forward, again = plan.form == "keep_all", plan.forward.fc1, plan.backward.fc1
+    keeps_all, forward, again = plan.form == "keep_all", plan.forward_mlp.fc1, plan.backward_mlp.fc1
     of_forward: tuple[Gemm, ...] = ("fprop", "wgrad") if keeps_all else ("fprop",)
     if gathers_codes(forward, "x", "fprop"):
         yield "x in fprop", _gathered_codes(forward, "x", "fprop")
     elif gathers(forward, "x", "fprop"):
         yield "x in fprop", _gathered(forward, "fprop")
     else:
-        yield "x in fprop", _read(forward, forward.plan.quantize_x, "x", of_forward)
+        yield "x in fprop", _read(forward, "x", of_forward)
     if gathers(again, "x", "wgrad"):
         yield "x in wgrad", _gathered(again, "wgrad")
     elif keeps_all:
         yield "x in wgrad", 'kept from forward: form is "keep_all"'
     else:
-        yield "x in wgrad", _read(again, again.plan.quantize_x, "x", ("wgrad",))
+        yield "x in wgrad", _read(again, "x", ("wgrad",))
     yield "dy", _dy(plan)
 
 
 def _dy(plan: MoePlan) -> str:
     fc2 = plan.mlp.fc2
-    if plan.on_output:
+    if plan.weights_on == "output":
         return 'rows are permuted first: weights_on is "output", so the choices\' weights multiply them'
-    reads = dy_reads(fc2)
-    if set(reads.values()) == {"tokens"}:
+    sources = dy_sources(fc2)
+    if set(sources.values()) == {"tokens"}:
         return _gathered(fc2, "dgrad")
     said = []
-    for gemm, read in reads.items():
-        if read == "tokens":
+    for gemm, source in sources.items():
+        if source == "tokens":
             said.append(f"{_backend(fc2, gemm)} reads the tokens in {gemm}")
-        elif read == "codes of tokens":
+        elif source == "codes of tokens":
             said.append(_gathered_codes(fc2, "dy", gemm))
-    rows = tuple(gemm for gemm, read in reads.items() if read == "rows")
+    rows = tuple(gemm for gemm, source in sources.items() if source == "rows")
     if rows:
-        how = _read(fc2, fc2.plan.quantize_dy, "dy", rows)
+        how = _read(fc2, "dy", rows)
         said.append(f"for {rows[0]} {how}" if said else how)
     return "; ".join(said)
 
@@ -282,8 +277,9 @@ def _backend(layer: Layer, gemm: Gemm) -> str:
     return plan.backend
 
 
-def _read(layer: Layer, quantizer: QuantizePlan | None, operand: Operand, gemms: tuple[Gemm, ...]) -> str:
-    if reads_tokens(layer, quantizer, operand, gemms):
+def _read(layer: Layer, operand: Operand, gemms: tuple[Gemm, ...]) -> str:
+    quantizer = layer.quantizer(operand)
+    if quantizes_tokens(layer, operand, gemms):
         assert quantizer is not None
         return f"{quantizer.backend} quantizes the tokens"
     wide = [gemm for gemm in gemms if not layer.plan.recipe.quantizes(gemm)]

@@ -1,7 +1,7 @@
 """Every token to every device that shares the experts, and the experts' sums back: dense, static, nothing is dropped.
 
 For T tokens per device this sends the least that suffices for every routing: each token once to each other device, not
-once per choice. `ragged` sends what the routing asks for.
+once per choice. `octavo_jax.moe.ragged_exchange` sends what the routing asks for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from octavo.payload import payload_spec
 from octavo.quantizer import Operand
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames, hashable
-from octavo_jax.moe.payload import sent
+from octavo_jax.moe.payload import move_with_payload
 
 Way = Literal["gather", "ragged"]
 WAYS: tuple[Way, ...] = ("gather", "ragged")
@@ -77,23 +77,23 @@ class TokenExchange:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def everywhere(x: Array, token_exchange: TokenExchange) -> Array:
-    """x [T, K] of each device to [devices * T, K] of all, in the axes' order; the gradient is `home`'s sum."""
-    return _all(x, token_exchange, "x")
+def all_gather_tokens(x: Array, token_exchange: TokenExchange) -> Array:
+    """x [T, K] of each device to [devices * T, K] of all, in the axes' order; its gradient is reduced and scattered."""
+    return _all_gather(x, token_exchange, "x")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def home(parts: Array, token_exchange: TokenExchange) -> Array:
+def reduce_scatter_sums(parts: Array, token_exchange: TokenExchange) -> Array:
     """Partial sums [devices * T, N] to [T, N]: each device's own tokens, summed in float32 and rounded once.
 
     The order of the sum is the devices', so the bits do not depend on the network.
     """
-    return _summed_at_home(parts, token_exchange)
+    return _reduce_scatter(parts, token_exchange)
 
 
-def _all(x: Array, token_exchange: TokenExchange, operand: Operand) -> Array:
+def _all_gather(x: Array, token_exchange: TokenExchange, operand: Operand) -> Array:
     end = jnp.full((1,), len(x), jnp.int32)
-    return sent(
+    return move_with_payload(
         x,
         end,
         partial(lax.all_gather, axis_name=token_exchange.axes, tiled=True),
@@ -103,31 +103,31 @@ def _all(x: Array, token_exchange: TokenExchange, operand: Operand) -> Array:
     )
 
 
-def _summed_at_home(parts: Array, token_exchange: TokenExchange) -> Array:
+def _reduce_scatter(parts: Array, token_exchange: TokenExchange) -> Array:
     devices = lax.axis_size(token_exchange.axes)
     by_device = parts.reshape(devices, -1, *parts.shape[1:])
-    here = lax.all_to_all(by_device, token_exchange.axes, 0, 0)  # type: ignore[no-untyped-call]
-    total: Array = jnp.sum(here.astype(jnp.float32), axis=0).astype(parts.dtype)
+    received = lax.all_to_all(by_device, token_exchange.axes, 0, 0)  # type: ignore[no-untyped-call]
+    total: Array = jnp.sum(received.astype(jnp.float32), axis=0).astype(parts.dtype)
     return total
 
 
-def _everywhere_forward(x: Array, token_exchange: TokenExchange) -> tuple[Array, None]:
-    return _all(x, token_exchange, "x"), None
+def _all_gather_fwd(x: Array, token_exchange: TokenExchange) -> tuple[Array, None]:
+    return _all_gather(x, token_exchange, "x"), None
 
 
-def _everywhere_backward(token_exchange: TokenExchange, _: None, dx: Array) -> tuple[Array]:
-    return (_summed_at_home(dx, token_exchange),)
+def _all_gather_bwd(token_exchange: TokenExchange, _: None, dx: Array) -> tuple[Array]:
+    return (_reduce_scatter(dx, token_exchange),)
 
 
-everywhere.defvjp(_everywhere_forward, _everywhere_backward)
+all_gather_tokens.defvjp(_all_gather_fwd, _all_gather_bwd)
 
 
-def _home_forward(parts: Array, token_exchange: TokenExchange) -> tuple[Array, None]:
-    return _summed_at_home(parts, token_exchange), None
+def _reduce_scatter_fwd(parts: Array, token_exchange: TokenExchange) -> tuple[Array, None]:
+    return _reduce_scatter(parts, token_exchange), None
 
 
-def _home_backward(token_exchange: TokenExchange, _: None, dy: Array) -> tuple[Array]:
-    return (_all(dy, token_exchange, "dy"),)
+def _reduce_scatter_bwd(token_exchange: TokenExchange, _: None, dy: Array) -> tuple[Array]:
+    return (_all_gather(dy, token_exchange, "dy"),)
 
 
-home.defvjp(_home_forward, _home_backward)
+reduce_scatter_sums.defvjp(_reduce_scatter_fwd, _reduce_scatter_bwd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +16,17 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.room import Room
 from octavo_jax.functions.activations import check_activation
 from octavo_jax.linear.arguments import as_array
-from octavo_jax.mlp.autograd import Arrays
-from octavo_jax.mlp.call import MlpOptions, resolved
+from octavo_jax.mlp.autograd import MlpArrays
+from octavo_jax.mlp.call import MlpOptions, resolve_call
 from octavo_jax.mlp.mlp import OutputNames, States, grouped_mlp
 from octavo_jax.moe.arrangement import Routing, check_routing
 from octavo_jax.moe.layer.autograd import MoeArrays, octavo_moe
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes, check_weights_on
-from octavo_jax.moe.layer.kept import Places
 from octavo_jax.moe.layer.plan import moe_plan_of
+from octavo_jax.moe.layer.residuals import RowOrder
 from octavo_jax.moe.permutation import check_tokens, combine, permute, row_weights
-from octavo_jax.quantizers.derivatives import in_reverse
-from octavo_jax.sharding.axes import MeshAxes, in_force
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
+from octavo_jax.sharding.axes import MeshAxes, roles_in_force
 from octavo_jax.sharding.placement import Placement, mesh_of
 from octavo_registry.contract.cards import Activation
 
@@ -76,7 +75,7 @@ def routed_mlp(
     check_experts(x, weights_on)
     check_tokens(x, routing)
     form, weight_codes = check_form(form), check_weight_codes(weight_codes)
-    sharding = in_force(sharding)
+    sharding = roles_in_force(sharding)
     options = MlpOptions(
         activation=check_activation(activation),
         recipe=as_recipe(recipe),
@@ -91,23 +90,25 @@ def routed_mlp(
         room=room,
     )
     out_dtype = element_type(preferred_element_type, x.dtype)
-    of_experts = Arrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
-    if composes(sharding, x, wo):
-        check_kept_whole(form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,")
-        return _composed(x, routing, of_experts, weights_on, out_dtype, options)
-    call = resolved(of_experts, routing.group_sizes, options, len(routing.order))
-    plan = moe_plan_of(call.mlp, form, weight_codes, weights_on == "output", out_dtype)
+    mlp_arrays = MlpArrays(x=x, gamma=None, beta=None, wi=wi, wo=wo, bi=bi, bo=bo, probs=None)
+    if needs_composition(sharding, x, wo):
+        check_form_of_composition(
+            form, weight_codes, "rows that a mesh cuts outside of jax.shard_map, or experts along tp,"
+        )
+        return _run_composed(x, routing, mlp_arrays, weights_on, out_dtype, options)
+    call = resolve_call(mlp_arrays, routing.group_sizes, options, len(routing.order))
+    plan = moe_plan_of(call.mlp, form, weight_codes, weights_on, out_dtype)
     a = call.arrays
     arrays = MoeArrays(a.x, routing.weights, a.wi, a.wo, a.bi, a.bo)
-    places = Places(routing.order, routing.position)
-    y, new_state = in_reverse("routed_mlp", octavo_moe, plan, arrays, places, call.states, call.context)
+    row_order = RowOrder(routing.order, routing.position)
+    y, new_state = call_reverse_mode_only("routed_mlp", octavo_moe, plan, arrays, row_order, call.states, call.context)
     return y if state is None else (y, new_state)
 
 
-def _composed(
-    x: Array, routing: Routing, a: Arrays, weights_on: WeightsOn, out_dtype: DTypeLike, options: MlpOptions
+def _run_composed(
+    x: Array, routing: Routing, a: MlpArrays, weights_on: WeightsOn, out_dtype: DTypeLike, options: MlpOptions
 ) -> Any:
-    """The same bits from three operations, each of which a mesh may shard in its own way."""
+    """`routed_mlp` as permute, grouped_mlp and combine, with the same bits; a mesh may shard each in its own way."""
     on_output = weights_on == "output"
     probs = None if on_output else row_weights(routing)
     result = grouped_mlp(
@@ -126,16 +127,17 @@ def _composed(
     return (y, *new_state) if new_state else y
 
 
-def composes(sharding: MeshAxes | None, x: Array, wo: Array) -> bool:
-    """Whether a mesh cuts the rows of this call, or a sum over shards stands between experts and combination."""
+def needs_composition(sharding: MeshAxes | None, x: Array, wo: Array) -> bool:
+    """Whether rows are permuted, multiplied and combined by separate functions: if a mesh cuts rows of this call, or
+    the experts' results are summed over shards first."""
     if sharding is None or not sharding.every:
         return False
     placement = Placement(sharding, mesh_of(x, wo), ())
-    return placement.route != "manual" or bool(placement.size(sharding.names("tp")) > 1)
+    return placement.route != "manual" or bool(placement.shard_count(sharding.names("tp")) > 1)
 
 
-def check_kept_whole(form: Form, weight_codes: WeightCodes, what: str) -> None:
-    """ValueError for what only the one call from tokens to tokens can do; `what` does not go through it."""
+def check_form_of_composition(form: Form, weight_codes: WeightCodes, what: str) -> None:
+    """ValueError for forms that only the one function from tokens to tokens has; `what` is composed of others."""
     if form in ("lean", "recompute") or weight_codes == "remake":
         raise ValueError(
             f"form is {form!r} and weight_codes {weight_codes!r}; {what} are kept as octavo_jax.grouped_mlp keeps "
@@ -154,17 +156,21 @@ def check_experts(x: Array, weights_on: WeightsOn) -> None:
 class LocalExperts:
     """The experts of one device, and how rows go through them.
 
-    wi, wo       [G, K, C] and [G, F, N]
-    weights_on   as in `routed_mlp`
-    out_dtype    of y
-    options      the other keywords of `routed_mlp`
+    wi, wo, bi, bo                   [G, K, C], [G, F, N], [G, C] and [G, N]
+    weights_on, form, weight_codes   as in `routed_mlp`
+    out_dtype                        of y
+    options                          of both layers; fc2's result has no dtype of its own
     """
 
     wi: Array
     wo: Array
+    bi: Array | None
+    bo: Array | None
     weights_on: WeightsOn
+    form: Form
+    weight_codes: WeightCodes
     out_dtype: DTypeLike
-    options: Mapping[str, Any]
+    options: MlpOptions
 
     @property
     def number(self) -> int:
@@ -173,25 +179,45 @@ class LocalExperts:
 
     def routed(self, x: Array, routing: Routing) -> tuple[Array, States | None]:
         """`routed_mlp`: y [T, N] of tokens, and the new state or None."""
+        options = self.options
         result = routed_mlp(
             x,
             routing,
             self.wi,
             self.wo,
+            activation=options.activation,
+            recipe=options.recipe,
             weights_on=self.weights_on,
+            bi=self.bi,
+            bo=self.bo,
+            seed=options.seed,
+            state=options.state,
+            checkpoint_name=options.checkpoint_name,
+            output_checkpoint_names=options.output_checkpoint_names,
             preferred_element_type=self.out_dtype,
-            **self.options,
+            sharding=options.sharding,
+            form=self.form,
+            weight_codes=self.weight_codes,
+            backend=options.backend,
+            room=options.room,
         )
         return self._with_state(result)
 
     def grouped(self, rows: Array, group_sizes: Array, probs: Array | None) -> tuple[Array, States | None]:
         """`octavo_jax.grouped_mlp` of rows that are sorted by expert, and the new state or None."""
-        options = {**self.options}
-        form, weight_codes = check_form(options.pop("form")), check_weight_codes(options.pop("weight_codes"))
-        check_kept_whole(form, weight_codes, "rows of a ragged exchange")
-        scales = None if options["bo"] is None else probs
-        experts = rows, self.wi, self.wo, group_sizes
-        return self._with_state(grouped_mlp(*experts, probs=probs, bo_scales=scales, **options))
+        check_form_of_composition(self.form, self.weight_codes, "rows of a ragged exchange")
+        result = grouped_mlp(
+            rows,
+            self.wi,
+            self.wo,
+            group_sizes,
+            probs=probs,
+            bi=self.bi,
+            bo=self.bo,
+            bo_scales=None if self.bo is None else probs,
+            **self.options._asdict(),
+        )
+        return self._with_state(result)
 
     def _with_state(self, result: Any) -> tuple[Array, States | None]:
-        return (result, None) if self.options["state"] is None else result
+        return (result, None) if self.options.state is None else result

@@ -13,14 +13,15 @@ from octavo import Recipe
 from octavo.router import RouterRule
 from octavo_jax.arithmetic.widening import in_dtype
 from octavo_jax.dispatch.room import Room
+from octavo_jax.mlp.call import MlpOptions
 from octavo_jax.mlp.mlp import OutputNames, States
-from octavo_jax.moe.arrangement import arranged, counts
+from octavo_jax.moe.arrangement import arrange_checked, counts
 from octavo_jax.moe.exchange import Exchange
 from octavo_jax.moe.expert_parallel import spread_mlp
 from octavo_jax.moe.experts import LocalExperts
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn
 from octavo_jax.moe.router.logits import router_logits
-from octavo_jax.moe.routing import RouterStats, choose, stats_of
+from octavo_jax.moe.routing import RouterStats, choose_unmasked, stats_of
 from octavo_jax.sharding.axes import MeshAxes
 from octavo_registry.contract.cards import Activation
 
@@ -50,7 +51,7 @@ class BlockArrays(NamedTuple):
     replay: Array | None = None
 
 
-class Result(NamedTuple):
+class BlockResult(NamedTuple):
     """What the block returns: y [..., N], statistics of the router, and delayed scaling's new states."""
 
     y: Array
@@ -59,8 +60,8 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Body:
-    """Static arguments of `octavo_jax.moe.moe_mlp`."""
+class MoeBlock:
+    """A MoE block: the static arguments of `octavo_jax.moe.moe_mlp`, and what runs on each device."""
 
     rule: RouterRule
     activation: Activation
@@ -83,14 +84,14 @@ class Body:
         axes = self.sharding
         return () if axes is None else axes.names("dp") + axes.names("fsdp") + axes.names("ep")
 
-    def run(self, a: BlockArrays) -> Result:
+    def run(self, a: BlockArrays) -> BlockResult:
         """The block on arrays of one device, all axes of `sharding` manual."""
         tokens, mask = a.x.reshape(-1, a.x.shape[-1]), None if a.mask is None else a.mask.reshape(-1)
         if mask is not None:
             # a masked token may hold NaN, which the router's gradient would multiply by 0
             tokens = jnp.where(mask[:, None], tokens, 0)
         logits = router_logits(tokens, a.router)
-        choices = choose(
+        choices = choose_unmasked(
             logits,
             self.rule,
             bias=a.choice_bias,
@@ -101,7 +102,7 @@ class Body:
         )
         if self.dtype is not None:
             tokens = in_dtype(tokens, self.dtype)
-        experts = self._experts_in_dtype(a)
+        experts = self.local_experts(a)
         dropped = None
         spread = () if self.sharding is None else self.sharding.names("ep")
         if spread:
@@ -109,39 +110,43 @@ class Body:
             y, dropped, state = spread_mlp(tokens, choices, experts, spread, self.exchange)
         else:
             name, backend = self.checkpoint_name, self.backend
-            routing = arranged(choices.experts, choices.weights, logits.shape[1], name, backend)
+            routing = arrange_checked(choices.experts, choices.weights, logits.shape[1], name, backend)
             y, state = experts.routed(tokens, routing)
             load = routing.group_sizes
         y = y.reshape(*a.x.shape[:-1], y.shape[-1])
         inside = jnp.asarray(len(tokens)) if mask is None else jnp.sum(mask)
-        return Result(y, self._stats(load, jnp.sum(choices.shares, axis=0), inside, dropped), state)
+        return BlockResult(y, self._stats(load, jnp.sum(choices.shares, axis=0), inside, dropped), state)
 
-    def _experts_in_dtype(self, a: BlockArrays) -> LocalExperts:
+    def local_experts(self, a: BlockArrays) -> LocalExperts:
         """The experts of this device, with parameters in `dtype` if there is one."""
         wi, wo, bi, bo = a.wi, a.wo, a.bi, a.bo
         if self.dtype is not None:
             wi, wo = (in_dtype(one, self.dtype) for one in (wi, wo))
             bi, bo = (None if b is None else in_dtype(b, self.dtype) for b in (bi, bo))
-        options: dict[str, Any] = {
-            "activation": self.activation,
-            "recipe": self.recipe,
-            "bi": bi,
-            "bo": bo,
-            "seed": a.seed,
-            "state": a.state,
-            "checkpoint_name": self.checkpoint_name,
-            "output_checkpoint_names": self.output_checkpoint_names,
-            "backend": self.backend,
-            "room": self.room,
-            "sharding": self.sharding,
-            "form": self.form,
-            "weight_codes": self.weight_codes,
-        }
-        return self.experts(wi, wo, options)
-
-    def experts(self, wi: Array, wo: Array, options: dict[str, Any]) -> LocalExperts:
-        """The experts of this device. `options`: keywords of `routed_mlp`."""
-        return LocalExperts(wi, wo, self.weights_on, self.out_dtype, options)
+        options = MlpOptions(
+            activation=self.activation,
+            recipe=self.recipe,
+            seed=a.seed,
+            state=a.state,
+            group_offset=0,
+            checkpoint_name=self.checkpoint_name,
+            output_checkpoint_names=self.output_checkpoint_names,
+            preferred_element_type=None,
+            sharding=self.sharding,
+            backend=self.backend,
+            room=self.room,
+        )
+        return LocalExperts(
+            wi=wi,
+            wo=wo,
+            bi=bi,
+            bo=bo,
+            weights_on=self.weights_on,
+            form=self.form,
+            weight_codes=self.weight_codes,
+            out_dtype=self.out_dtype,
+            options=options,
+        )
 
     def _stats(self, load: Array, shares: Array, inside: Array, dropped: Array | None) -> RouterStats:
         """The router's statistics over all tokens of the mesh.

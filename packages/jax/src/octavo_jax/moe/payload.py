@@ -15,7 +15,7 @@ from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.quantizers.functional import dequantize, quantize
 
 
-def sent(
+def move_with_payload(
     rows: Array,
     end: Array,
     move: Callable[[Array], Array],
@@ -36,11 +36,11 @@ def sent(
     # XLA's collectives do not carry every 8-bit float on every device; bytes they all do.
     codes = lax.bitcast_convert_type(move(lax.bitcast_convert_type(codes, jnp.uint8)), codes.dtype)
     scale = move(scale)
-    received = len(codes)
-    landed = GroupedTensor(
-        q.spec.model_copy(update={"shape": (received, rows.shape[1])}),
-        jnp.full((1,), received, jnp.int32),
+    count = len(codes)
+    received = GroupedTensor(
+        q.spec.model_copy(update={"shape": (count, rows.shape[1])}),
+        jnp.full((1,), count, jnp.int32),
         codes,
         scale,
     )
-    return dequantize(landed, preferred_element_type=rows.dtype, backend=backend)
+    return dequantize(received, preferred_element_type=rows.dtype, backend=backend)

@@ -19,10 +19,10 @@ from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.backends import BackendNames
-from octavo_jax.functions.forward_mode import reverse_alone
+from octavo_jax.functions.forward_mode import refuse_forward_mode
 from octavo_jax.linear.arguments import as_array
 from octavo_jax.moe.arrangement import Routing, check_routing
-from octavo_jax.moe.moves import COMPOSED, Moves, Served, moves_for
+from octavo_jax.moe.row_functions import COMPOSED, DeviceAndBackends, RowFunctions, row_functions_for
 from octavo_jax.sharding.conflicts import check_whole
 
 
@@ -41,8 +41,8 @@ def permute(x: Array, routing: Routing, *, backend: BackendNames = None) -> Arra
     check_tokens(x, routing)
     check_whole("permute", leading=1, x=x)
     arrays = x, routing.order, routing.position, end_of(routing.group_sizes)
-    moves = moves_for(x.dtype, Served.of(x, backend)) if x.ndim == 2 else COMPOSED
-    rows: Array = _permuted(*reverse_alone("permute", varying_alike(as_jax(arrays))), moves)
+    functions = row_functions_for(x.dtype, DeviceAndBackends.of(x, backend)) if x.ndim == 2 else COMPOSED
+    rows: Array = _permuted(*refuse_forward_mode("permute", varying_alike(as_jax(arrays))), functions)
     return rows
 
 
@@ -50,7 +50,7 @@ def row_weights(routing: Routing) -> Array:
     """[R] float32, the weight of the choice in each row: `probs` of `octavo_jax.grouped_mlp`."""
     check_routing(routing)
     arrays = routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
-    weights: Array = _ordered(*reverse_alone("row_weights", varying_alike(as_jax(arrays))))
+    weights: Array = _ordered(*refuse_forward_mode("row_weights", varying_alike(as_jax(arrays))))
     return weights
 
 
@@ -79,10 +79,12 @@ def combine(
     _check_first(rows, routing.order.shape[0], "rows", "one row per choice")
     check_whole("combine", leading=1, rows=rows)
     arrays = rows, routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
-    rows, weights, *where = reverse_alone("combine", varying_alike(as_jax(arrays)))
+    rows, weights, *where = refuse_forward_mode("combine", varying_alike(as_jax(arrays)))
     dtype = element_type(preferred_element_type, rows.dtype)
-    moves = moves_for(rows.dtype, Served.of(rows, backend))
-    y: Array = _combined(rows, weights, *where, dtype, moves) if weighted else _summed(rows, *where, dtype, moves)
+    functions = row_functions_for(rows.dtype, DeviceAndBackends.of(rows, backend))
+    y: Array = (
+        _combined(rows, weights, *where, dtype, functions) if weighted else _summed(rows, *where, dtype, functions)
+    )
     return y
 
 
@@ -108,18 +110,20 @@ def row_of(x: Array, position: Array, end: Array) -> Array:
     return jnp.where(inside.reshape(position.shape + (1,) * (rows.ndim - position.ndim)), rows, np.float32(0))
 
 
-def sum_of_choices(rows: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves) -> Array:
+def sum_of_choices(rows: Array, position: Array, end: Array, dtype: DTypeLike, functions: RowFunctions) -> Array:
     """[T, ...]: the rows of each token's choices, summed in their order in fp32 and rounded once to `dtype`."""
-    if moves.combine_rows is not None and dtype == rows.dtype:
-        return moves.combine_rows(rows, position, position < end, None)
+    if functions.combine_rows is not None and dtype == rows.dtype:
+        return functions.combine_rows(rows, position, position < end, None)
     total: Array = _sum_of_choices(rows, position, end, dtype=dtype)
     return total
 
 
-def weighted_sum(rows: Array, weights: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves) -> Array:
+def weighted_sum(
+    rows: Array, weights: Array, position: Array, end: Array, dtype: DTypeLike, functions: RowFunctions
+) -> Array:
     """`sum_of_choices` of weights [T, k] times rows [R, N]."""
-    if moves.combine_rows is not None and dtype == rows.dtype:
-        return moves.combine_rows(rows, position, position < end, weights)
+    if functions.combine_rows is not None and dtype == rows.dtype:
+        return functions.combine_rows(rows, position, position < end, weights)
     total: Array = _weighted_sum(rows, weights, position, end, dtype=dtype)
     return total
 
@@ -143,7 +147,7 @@ def _weighted_sum(rows: Array, weights: Array, position: Array, end: Array, *, d
     return total
 
 
-def token_rows(x: Array, order: Array, position: Array) -> Array:
+def rows_of_tokens(x: Array, order: Array, position: Array) -> Array:
     """[R, ...]: each row gets its token's entry of x."""
     return _taken(x, order // position.shape[1])
 
@@ -154,7 +158,7 @@ def _inside(rows: Array, end: Array) -> Array:
     return jnp.where(index < end, rows, jnp.zeros((), rows.dtype))
 
 
-class Saved(NamedTuple):
+class PermutationResiduals(NamedTuple):
     """What the gradients read; `like` has no entries and the argument's dtype."""
 
     order: Array
@@ -170,39 +174,45 @@ def _like(x: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _permuted(x: Array, order: Array, position: Array, end: Array, moves: Moves) -> Array:
-    return token_rows(x, order, position)
+def _permuted(x: Array, order: Array, position: Array, end: Array, functions: RowFunctions) -> Array:
+    return rows_of_tokens(x, order, position)
 
 
-def _permuted_forward(x: Array, order: Array, position: Array, end: Array, moves: Moves) -> tuple[Array, Saved]:
-    return token_rows(x, order, position), Saved(order, position, end, _like(x))
+def _permuted_forward(
+    x: Array, order: Array, position: Array, end: Array, functions: RowFunctions
+) -> tuple[Array, PermutationResiduals]:
+    return rows_of_tokens(x, order, position), PermutationResiduals(order, position, end, _like(x))
 
 
-def _permuted_backward(moves: Moves, saved: Saved, drows: Array) -> tuple[Array | None, ...]:
-    return sum_of_choices(drows, saved.position, saved.end, saved.like.dtype, moves), None, None, None
+def _permuted_backward(functions: RowFunctions, saved: PermutationResiduals, drows: Array) -> tuple[Array | None, ...]:
+    return sum_of_choices(drows, saved.position, saved.end, saved.like.dtype, functions), None, None, None
 
 
 _permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _summed(rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves) -> Array:
-    return sum_of_choices(rows, position, end, dtype, moves)
+def _summed(rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, functions: RowFunctions) -> Array:
+    return sum_of_choices(rows, position, end, dtype, functions)
 
 
 def _summed_forward(
-    rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves
-) -> tuple[Array, Saved]:
-    return _summed(rows, order, position, end, dtype, moves), Saved(order, position, end, _like(rows))
+    rows: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, functions: RowFunctions
+) -> tuple[Array, PermutationResiduals]:
+    return _summed(rows, order, position, end, dtype, functions), PermutationResiduals(
+        order, position, end, _like(rows)
+    )
 
 
-def rows_gradient(saved: Saved, dy: Array) -> Array:
+def rows_gradient(saved: PermutationResiduals, dy: Array) -> Array:
     """drows [R, N] in the rows' dtype of `sum_of_choices`, from dy."""
-    of_rows = token_rows(dy, saved.order, saved.position)
+    of_rows = rows_of_tokens(dy, saved.order, saved.position)
     return in_dtype(_inside(of_rows, saved.end), saved.like.dtype)
 
 
-def _summed_backward(dtype: DTypeLike, moves: Moves, saved: Saved, dy: Array) -> tuple[Array | None, ...]:
+def _summed_backward(
+    dtype: DTypeLike, functions: RowFunctions, saved: PermutationResiduals, dy: Array
+) -> tuple[Array | None, ...]:
     return rows_gradient(saved, dy), None, None, None
 
 
@@ -219,11 +229,11 @@ def _ordered(weights: Array, order: Array, position: Array, end: Array) -> Array
     return weights_by_row(weights, order)
 
 
-def _ordered_forward(weights: Array, order: Array, position: Array, end: Array) -> tuple[Array, Saved]:
-    return _ordered(weights, order, position, end), Saved(order, position, end, _like(weights))
+def _ordered_forward(weights: Array, order: Array, position: Array, end: Array) -> tuple[Array, PermutationResiduals]:
+    return _ordered(weights, order, position, end), PermutationResiduals(order, position, end, _like(weights))
 
 
-def _ordered_backward(saved: Saved, dweights: Array) -> tuple[Array | None, ...]:
+def _ordered_backward(saved: PermutationResiduals, dweights: Array) -> tuple[Array | None, ...]:
     return row_of(dweights, saved.position, saved.end), None, None, None
 
 
@@ -232,38 +242,38 @@ _ordered.defvjp(_ordered_forward, _ordered_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _combined(
-    rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves
+    rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, functions: RowFunctions
 ) -> Array:
-    return weighted_sum(rows, weights, position, end, dtype, moves)
+    return weighted_sum(rows, weights, position, end, dtype, functions)
 
 
 def _combined_forward(
-    rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, moves: Moves
-) -> tuple[Array, Saved]:
-    saved = Saved(order, position, end, _like(rows), rows, weights)
-    return _combined(rows, weights, order, position, end, dtype, moves), saved
+    rows: Array, weights: Array, order: Array, position: Array, end: Array, dtype: DTypeLike, functions: RowFunctions
+) -> tuple[Array, PermutationResiduals]:
+    saved = PermutationResiduals(order, position, end, _like(rows), rows, weights)
+    return _combined(rows, weights, order, position, end, dtype, functions), saved
 
 
-def weighted_gradients(saved: Saved, dy: Array, moves: Moves) -> tuple[Array, Array]:
+def weighted_gradients(saved: PermutationResiduals, dy: Array, functions: RowFunctions) -> tuple[Array, Array]:
     """(drows [R, N] in the rows' dtype, dweights [T, k]) of `weighted_sum`, from dy."""
     order, position, rows = saved.order, saved.position, saved.rows
     whole = len(order) == position.size  # else a backend leaves some rows as they were, and these are read
-    if moves.permute_rows is None or moves.dot_rows is None or dy.dtype != saved.like.dtype or not whole:
+    if functions.permute_rows is None or functions.dot_rows is None or dy.dtype != saved.like.dtype or not whole:
         composed: tuple[Array, Array] = _weighted_gradients(saved, dy)
         return composed
     assert rows is not None
     routed = position < saved.end
-    drows = moves.permute_rows(dy, order, position, routed, saved.weights)
-    return drows, moves.dot_rows(rows, dy, position, routed)
+    drows = functions.permute_rows(dy, order, position, routed, saved.weights)
+    return drows, functions.dot_rows(rows, dy, position, routed)
 
 
 @jax.jit
-def _weighted_gradients(saved: Saved, dy: Array) -> tuple[Array, Array]:
+def _weighted_gradients(saved: PermutationResiduals, dy: Array) -> tuple[Array, Array]:
     assert saved.rows is not None
     assert saved.weights is not None
     rows, weights, dy = barrier(saved.rows, saved.weights, dy)
     share = weights_by_row(weights, saved.order)[:, None]
-    of_rows = in_fp32(token_rows(dy, saved.order, saved.position))
+    of_rows = in_fp32(rows_of_tokens(dy, saved.order, saved.position))
     drows = _inside(share * of_rows, saved.end)
     # By row, not by choice: where experts are spread there are fewer rows here.
     products = jnp.sum(in_fp32(rows) * of_rows, axis=-1)
@@ -271,8 +281,10 @@ def _weighted_gradients(saved: Saved, dy: Array) -> tuple[Array, Array]:
     return drows, dweights
 
 
-def _combined_backward(dtype: DTypeLike, moves: Moves, saved: Saved, dy: Array) -> tuple[Array | None, ...]:
-    return *weighted_gradients(saved, dy, moves), None, None, None
+def _combined_backward(
+    dtype: DTypeLike, functions: RowFunctions, saved: PermutationResiduals, dy: Array
+) -> tuple[Array | None, ...]:
+    return *weighted_gradients(saved, dy, functions), None, None, None
 
 
 _combined.defvjp(_combined_forward, _combined_backward)

@@ -18,7 +18,7 @@ from octavo.quantizer import Operand
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.moe.arrangement import limited
 from octavo_jax.moe.exchange import TokenExchange
-from octavo_jax.moe.payload import sent
+from octavo_jax.moe.payload import move_with_payload
 
 exchange_rows: Callable[..., Array] = lax.ragged_all_to_all
 
@@ -46,20 +46,20 @@ class Slices(NamedTuple):
     dropped: Array
 
 
-def slices(sizes: Array, axes: tuple[str, ...], rows: int) -> Slices:
-    """The slices of every device's exchange, from `sizes` [E], the rows that this one has for each expert.
+def exchange_slices(sizes: Array, axes: tuple[str, ...], rows: int) -> Slices:
+    """The slices of this device's part in the exchange, from `sizes` [E], the rows that this one has for each expert.
 
     rows   that fit on each device; what would land past them stays at home
     """
     devices, me = lax.axis_size(axes), lax.axis_index(axes)
-    local = len(sizes) // devices
-    table = lax.all_gather(sizes, axes).reshape(devices, devices, local)  # [source, owner, expert]
+    experts = len(sizes) // devices
+    table = lax.all_gather(sizes, axes).reshape(devices, devices, experts)  # [source, owner, expert]
     # Rows of an owner by (expert, source): limited to those that fit, then where each slice starts.
     landing = jnp.transpose(table, (1, 2, 0)).reshape(devices, -1)
     landing = jax.vmap(partial(limited, rows=rows))(landing)
-    starts = _starts(landing).reshape(devices, local, devices)
-    fits = landing.reshape(devices, local, devices)
-    leaving = _starts(table.reshape(devices, -1)).reshape(devices, devices, local)
+    starts = _starts(landing).reshape(devices, experts, devices)
+    fits = landing.reshape(devices, experts, devices)
+    leaving = _starts(table.reshape(devices, -1)).reshape(devices, devices, experts)
     return Slices(
         out_start=leaving[me].reshape(-1),
         out_size=fits[:, :, me].reshape(-1),
@@ -78,65 +78,65 @@ def _starts(sizes: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def away(rows: Array, where: Slices, token_exchange: TokenExchange, here: int, there: int) -> Array:
-    """rows [here, K], sorted by expert, to [there, K] of the experts on this device; other rows are zeros.
+def send_rows(rows: Array, slices: Slices, token_exchange: TokenExchange, out_rows: int, in_rows: int) -> Array:
+    """rows [out_rows, K], sorted by expert, to [in_rows, K] of the experts on this device; other rows are zeros.
 
-    The gradient comes back by `back`, without a payload.
+    Its gradient comes back as by `return_rows`, without a payload.
     """
-    return _move_out(rows, where, token_exchange, "x", there)
+    return _send(rows, slices, token_exchange, "x", in_rows)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def back(rows: Array, where: Slices, token_exchange: TokenExchange, here: int, there: int) -> Array:
-    """Rows [there, N] of the experts on this device to [here, N] of each device's own; dropped rows are zeros.
+def return_rows(rows: Array, slices: Slices, token_exchange: TokenExchange, out_rows: int, in_rows: int) -> Array:
+    """Rows [in_rows, N] of the experts on this device back to where they came from, [out_rows, N]; dropped ones are 0.
 
-    The gradient goes out as `away` does, as a quantized gradient where there is a payload.
+    Its gradient goes out as by `send_rows`, quantized as a gradient where there is a payload.
     """
-    return _move_back(rows, where, token_exchange, here)
+    return _return(rows, slices, token_exchange, out_rows)
 
 
-def _move_out(rows: Array, where: Slices, token_exchange: TokenExchange, operand: Operand, there: int) -> Array:
-    end = (where.out_start[-1:] + where.out_size[-1:]).astype(jnp.int32)
-    slots = where.out_start, where.out_size, where.out_landing, where.in_size
-    move = partial(_ragged, slots=slots, axes=token_exchange.axes, rows=there)
-    return sent(rows, end, move, token_exchange.payload, operand, token_exchange.backend)
+def _send(rows: Array, slices: Slices, token_exchange: TokenExchange, operand: Operand, in_rows: int) -> Array:
+    end = (slices.out_start[-1:] + slices.out_size[-1:]).astype(jnp.int32)
+    slots = slices.out_start, slices.out_size, slices.out_landing, slices.in_size
+    move = partial(_exchange, slots=slots, axes=token_exchange.axes, rows=in_rows)
+    return move_with_payload(rows, end, move, token_exchange.payload, operand, token_exchange.backend)
 
 
-def _move_back(rows: Array, where: Slices, token_exchange: TokenExchange, here: int) -> Array:
-    slots = where.in_start, where.in_size, where.in_landing, where.out_size
-    return _ragged(rows, slots, token_exchange.axes, here)
+def _return(rows: Array, slices: Slices, token_exchange: TokenExchange, out_rows: int) -> Array:
+    slots = slices.in_start, slices.in_size, slices.in_landing, slices.out_size
+    return _exchange(rows, slots, token_exchange.axes, out_rows)
 
 
-def _ragged(x: Array, slots: tuple[Array, ...], axes: tuple[str, ...], rows: int) -> Array:
+def _exchange(x: Array, slots: tuple[Array, ...], axes: tuple[str, ...], rows: int) -> Array:
     empty = jnp.zeros((rows, *x.shape[1:]), x.dtype)
     return exchange_rows(x, varying_alike((x, empty))[1], *slots, axis_name=axes)
 
 
-def _away_forward(
-    rows: Array, where: Slices, token_exchange: TokenExchange, here: int, there: int
+def _send_rows_fwd(
+    rows: Array, slices: Slices, token_exchange: TokenExchange, out_rows: int, in_rows: int
 ) -> tuple[Array, Slices]:
-    return _move_out(rows, where, token_exchange, "x", there), where
+    return _send(rows, slices, token_exchange, "x", in_rows), slices
 
 
-def _away_backward(
-    token_exchange: TokenExchange, here: int, there: int, where: Slices, drows: Array
+def _send_rows_bwd(
+    token_exchange: TokenExchange, out_rows: int, in_rows: int, slices: Slices, drows: Array
 ) -> tuple[Array, None]:
-    return _move_back(drows, where, token_exchange, here), None
+    return _return(drows, slices, token_exchange, out_rows), None
 
 
-away.defvjp(_away_forward, _away_backward)
+send_rows.defvjp(_send_rows_fwd, _send_rows_bwd)
 
 
-def _back_forward(
-    rows: Array, where: Slices, token_exchange: TokenExchange, here: int, there: int
+def _return_rows_fwd(
+    rows: Array, slices: Slices, token_exchange: TokenExchange, out_rows: int, in_rows: int
 ) -> tuple[Array, Slices]:
-    return _move_back(rows, where, token_exchange, here), where
+    return _return(rows, slices, token_exchange, out_rows), slices
 
 
-def _back_backward(
-    token_exchange: TokenExchange, here: int, there: int, where: Slices, drows: Array
+def _return_rows_bwd(
+    token_exchange: TokenExchange, out_rows: int, in_rows: int, slices: Slices, drows: Array
 ) -> tuple[Array, None]:
-    return _move_out(drows, where, token_exchange, "dy", there), None
+    return _send(drows, slices, token_exchange, "dy", in_rows), None
 
 
-back.defvjp(_back_forward, _back_backward)
+return_rows.defvjp(_return_rows_fwd, _return_rows_bwd)

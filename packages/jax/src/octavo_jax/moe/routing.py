@@ -12,16 +12,16 @@ from octavo.renamed import renamed_arguments
 from octavo.router import RouterRule
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.dispatch.backends import BackendNames
-from octavo_jax.moe.arrangement import Routing, arranged, check_mask, check_routing
+from octavo_jax.moe.arrangement import Routing, arrange_checked, check_mask, check_routing
 from octavo_jax.moe.router.checks import check_logits
-from octavo_jax.moe.router.choosing import chosen
+from octavo_jax.moe.router.choosing import choose_checked
 from octavo_jax.moe.router.rule import checked_rule
 from octavo_jax.moe.router.scores import score_shares
 from octavo_jax.sharding.conflicts import check_whole
 
 
-class Choices(NamedTuple):
-    """A router's answer before the rows are arranged.
+class RouterOutput(NamedTuple):
+    """What a router says of T tokens, before their choices are arranged as rows.
 
     experts   [T, k] int32; the number of experts for the choices of tokens that are left out
     weights   [T, k] float32, 0 where a token is left out
@@ -82,11 +82,11 @@ def route(
     check_whole("route", logits=logits)
     check_mask(mask, logits.shape[0])
     rule = checked_rule(int(logits.shape[1]), k, renormalize=renormalize)
-    choices = choose(logits, rule, mask=mask, checkpoint_name=checkpoint_name, backend=backend)
-    return arranged(choices.experts, choices.weights, logits.shape[1], checkpoint_name, backend, choices.shares)
+    choices = choose_unmasked(logits, rule, mask=mask, checkpoint_name=checkpoint_name, backend=backend)
+    return arrange_checked(choices.experts, choices.weights, logits.shape[1], checkpoint_name, backend, choices.shares)
 
 
-def choose(
+def choose_unmasked(
     logits: Array,
     rule: RouterRule,
     *,
@@ -95,17 +95,17 @@ def choose(
     mask: Array | None,
     checkpoint_name: str | None,
     backend: BackendNames,
-) -> Choices:
-    """What is arranged of a router's answer: `octavo_jax.choose_experts` of the tokens that `mask` leaves in."""
+) -> RouterOutput:
+    """`octavo_jax.choose_experts` of the tokens that `mask` leaves in; the others go to no expert."""
     if mask is not None:
         logits = jnp.where(mask[:, None], logits, 0)
-    experts, weights, _ = chosen(logits, rule, bias, replay, checkpoint_name, backend)
+    experts, weights, _ = choose_checked(logits, rule, bias, replay, checkpoint_name, backend)
     shares = score_shares(logits, rule.score)
     if mask is not None:
         experts = jnp.where(mask[:, None], experts, logits.shape[1])
         weights = jnp.where(mask[:, None], weights, 0)
         shares = jnp.where(mask[:, None], shares, 0)
-    return Choices(experts, weights, shares)
+    return RouterOutput(experts, weights, shares)
 
 
 def router_stats(routing: Routing) -> RouterStats:

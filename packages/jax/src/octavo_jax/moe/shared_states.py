@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from octavo_jax.arithmetic import bits as fp32
-from octavo_jax.sharding.explicit import placed
+from octavo_jax.sharding.explicit_placement import placed
 
 
 class _Copies(NamedTuple):
@@ -35,34 +35,36 @@ class _Copies(NamedTuple):
         return placed(self.mesh, self.name, jnp.broadcast_to(leaf, (self.copies, *leaf.shape)), self.spec)
 
 
-def lent(states: Any, copies: int, mesh: Any, specs: Any) -> Any:
+def copied(states: Any, copies: int, mesh: Any, specs: Any) -> Any:
     """Every leaf [..., G] as [copies, ..., G], placed by `copy_specs`. The "gradient", which is the state after the
-    call, comes back merged."""
+    call, comes back merged: the largest of each leaf."""
 
     def one(path: Any, leaf: Array, spec: Any) -> Any:
-        name, own_spec = f"state{jax.tree_util.keystr(path)}", PartitionSpec(*spec[1:])  # type: ignore[no-untyped-call]
-        return _lent(placed(mesh, name, leaf, own_spec), _Copies(name, copies, mesh, spec))
+        name, leaf_spec = f"state{jax.tree_util.keystr(path)}", PartitionSpec(*spec[1:])  # type: ignore[no-untyped-call]
+        return _copied(placed(mesh, name, leaf, leaf_spec), _Copies(name, copies, mesh, spec))
 
     return jax.tree.map_with_path(one, states, specs)
 
 
-def merged(states: Any, mesh: Any, specs: Any) -> Any:
+def largest_of_copies(states: Any, mesh: Any, specs: Any) -> Any:
     """Leaves [copies, ..., G] to their maxima [..., G]."""
-    return jax.tree.map(lambda leaf, spec: _merged(leaf, _Copies("state", len(leaf), mesh, spec)), states, specs)
+    return jax.tree.map(
+        lambda leaf, spec: _largest_of_copies(leaf, _Copies("state", len(leaf), mesh, spec)), states, specs
+    )
 
 
-def own(states: Any) -> Any:
+def local_copy(states: Any) -> Any:
     """The one copy of a device, without its axis."""
     return jax.tree.map(lambda leaf: leaf[0], states)
 
 
-def as_copy(states: Any) -> Any:
-    """The inverse of `own`."""
+def with_copy_axis(states: Any) -> Any:
+    """The inverse of `local_copy`."""
     return jax.tree.map(lambda leaf: leaf[None], states)
 
 
 def copy_specs(states: Any, sharing: tuple[str, ...], experts: tuple[str, ...]) -> Any:
-    """PartitionSpecs of the result of `lent` for leaves [..., G]: copies along `sharing`, groups along `experts`."""
+    """PartitionSpecs of the result of `copied` for leaves [..., G]: copies along `sharing`, groups along `experts`."""
     spec: Any = PartitionSpec  # JAX leaves it untyped
     return jax.tree.map(lambda leaf: spec(sharing, *(None,) * (leaf.ndim - 1), experts), states)
 
@@ -72,16 +74,18 @@ def _largest(leaf: Array) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _lent(leaf: Array, copies: _Copies) -> Array:
+def _copied(leaf: Array, copies: _Copies) -> Array:
     return copies.of(leaf)
 
 
-_lent.defvjp(lambda leaf, copies: (copies.of(leaf), None), lambda _copies, _saved, later: (_largest(later),))
+_copied.defvjp(lambda leaf, copies: (copies.of(leaf), None), lambda _copies, _saved, later: (_largest(later),))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _merged(leaf: Array, copies: _Copies) -> Array:
+def _largest_of_copies(leaf: Array, copies: _Copies) -> Array:
     return _largest(leaf)
 
 
-_merged.defvjp(lambda leaf, _copies: (_largest(leaf), None), lambda copies, _saved, later: (copies.of(later),))
+_largest_of_copies.defvjp(
+    lambda leaf, _copies: (_largest(leaf), None), lambda copies, _saved, later: (copies.of(later),)
+)

@@ -16,8 +16,8 @@ from jax.typing import DTypeLike
 from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.dtypes import DTYPES
 from octavo_jax.arrays.exportable import exportable_tuple
-from octavo_jax.arrays.extras import absent
 from octavo_jax.arrays.flax_serialization import known_to_flax
+from octavo_jax.arrays.optional_packages import absent
 from octavo_jax.optimizers.arithmetic import Corrections, Rule, advance, corrections
 from octavo_jax.optimizers.block_state import (
     BlockState,

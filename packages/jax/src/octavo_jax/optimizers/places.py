@@ -9,7 +9,7 @@ import jax
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from octavo_jax.sharding.explicit import explicit_axes
+from octavo_jax.sharding.explicit_placement import explicit_axes
 
 
 def place_of(array: Array) -> NamedSharding | None:

@@ -11,7 +11,7 @@ from jax import Array
 
 from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.functions.forward_mode import is_differentiable, reverse_alone
+from octavo_jax.functions.forward_mode import is_differentiable, refuse_forward_mode
 from octavo_jax.scaling.delayed_state import DelayedState, shared_state
 from octavo_jax.scaling.state_gradients import watched_state
 
@@ -37,29 +37,30 @@ def _refused(why: str, primals: Any, tangents: Any) -> Any:
 
 
 def undifferentiated(arrays: Arrays, why: str = _OF_QUANTIZER) -> Arrays:
-    """An array or a tree of arrays; TypeError, which says `why`, where a derivative is taken through one, second
-    derivatives of layers among them."""
+    """`arrays`, an array or a tree; TypeError, which says `why`, where a derivative is taken through one. Second
+    derivatives of layers are refused so, too."""
     refusing: Arrays = jax.tree.map(lambda x: _same(as_jax(x), why) if isinstance(x, jax.core.Tracer) else x, arrays)
     return refusing
 
 
-def in_reverse(name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """`function(*arguments)` for the public function called `name`, which may be differentiated in reverse alone.
+def call_reverse_mode_only(name: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    """`function(*arguments)` for the public function called `name`, which may be differentiated in reverse mode alone.
 
     Forward-mode differentiation of it (`jax.jvp`, `jax.linearize`, inside of `jax.jit` and outside) is a TypeError with
     its name. A gradient that leaves out a delayed state warns, see `octavo_jax.scaling.state_gradients`. Inside
     `jax.shard_map` every array has one type from here on, as custom_vjps want it; what transposes that sums gradients
     of arrays that shards share, and takes the largest of their amaxes of a delayed state.
     """
-    # a state's "gradient" is none
-    return function(*_watched(reverse_alone(name, _alike(as_jax(arguments)), _is_state)))
+    # states are spared, because their "gradients" are not derivatives
+    return function(*_watched(refuse_forward_mode(name, _of_one_type(as_jax(arguments)), _is_state)))
 
 
 def _is_state(leaf: Any) -> bool:
     return isinstance(leaf, DelayedState)
 
 
-def _alike(arguments: Any) -> Any:
+def _of_one_type(arguments: Any) -> Any:
+    """`arguments` inside `jax.shard_map`, whose arrays all differ over the mesh axes over which one of them does."""
     axes = varying_axes(arguments)
     if not axes:
         return arguments

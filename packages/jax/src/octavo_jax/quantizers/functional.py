@@ -15,7 +15,7 @@ from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.dispatch.quantizer import dequantizer_for, quantizer_for
-from octavo_jax.dispatch.results import codes_of
+from octavo_jax.dispatch.results import checked_codes
 from octavo_jax.quantizers.arguments import check_plane, quantizer_keywords, sizes_of
 from octavo_jax.quantizers.derivatives import undifferentiated
 from octavo_jax.remat.checkpoint_names import name_planes
@@ -57,7 +57,7 @@ def quantize(
     groups = x.shape[0] if sizes is None else sizes.shape[0]
     how = quantizer_keywords(spec, groups, seed, operand, group_offset, scale)
     plan = quantizer_for(spec, x, groups, sizes is None, backend)
-    q = codes_of(plan, plan.run(undifferentiated(x), sizes, **how))
+    q = checked_codes(plan, plan.run(undifferentiated(x), sizes, **how))
     return name_planes(q, spec.checkpoint_name)
 
 

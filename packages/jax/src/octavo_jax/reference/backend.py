@@ -19,6 +19,7 @@ from octavo_jax.arithmetic import gemm
 from octavo_jax.arithmetic.dequantize import dequantize, padded_sizes
 from octavo_jax.arithmetic.quantizer import quantizer_of
 from octavo_jax.arithmetic.widening import in_fp32
+from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.functions.composed import bind_fused
 from octavo_jax.scaling.seeds import seed_words
@@ -36,9 +37,6 @@ from octavo_registry.contract.request import (
     OptimizerRequest,
     QuantizeRequest,
 )
-
-GemmOperand = GroupedTensor | Array
-Rows = GroupedTensor | Array | TokenRows[Array]
 
 
 def _named(function: Callable[..., Any], name: str, **options: Any) -> Callable[..., Any]:
@@ -73,7 +71,7 @@ def bind_quantize(spec: QuantizerSpec) -> Quantize[Array, GroupedTensor]:
     return run
 
 
-def _values(operand: Rows, direction: Direction) -> Array:
+def _values(operand: RowOperand, direction: Direction) -> Array:
     """fp32 values of a GEMM operand."""
     if isinstance(operand, TokenRows):
         values = _values(operand.tokens, direction)
@@ -84,7 +82,7 @@ def _values(operand: Rows, direction: Direction) -> Array:
     return operand
 
 
-def _in_hadamard_domain(operand: Rows) -> bool:
+def _in_hadamard_domain(operand: RowOperand) -> bool:
     return isinstance(operand, GroupedTensor) and operand.spec.row_alignment > 1
 
 
@@ -93,7 +91,7 @@ def _bind_fprop(out_dtype: Any, weight: Weight) -> Fprop[Array, GemmOperand]:
     contract = 2 if weight == "nk" else 1
 
     def octavo_gemm_fprop(
-        x: Rows, w: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
+        x: RowOperand, w: GemmOperand, group_sizes: Array, bias: Array | None, bias_scales: Array | None
     ) -> Array:
         y = gemm.rows_times_matrices(_values(x, "rowwise"), _values(w, plane), group_sizes, contract=contract)
         if bias is not None:
@@ -103,7 +101,7 @@ def _bind_fprop(out_dtype: Any, weight: Weight) -> Fprop[Array, GemmOperand]:
     compiled = _named(octavo_gemm_fprop, "octavo_gemm_fprop")
 
     def run(
-        x: Rows,
+        x: RowOperand,
         w: GemmOperand,
         group_sizes: Array,
         *,
@@ -122,13 +120,13 @@ def _bind_dgrad(out_dtype: Any, weight: Weight) -> Dgrad[Array, GemmOperand]:
     plane: Direction = "columnwise" if weight == "nk" else "rowwise"
     contract = 1 if weight == "nk" else 2
 
-    def octavo_gemm_dgrad(dy: Rows, w: GemmOperand, group_sizes: Array) -> Array:
+    def octavo_gemm_dgrad(dy: RowOperand, w: GemmOperand, group_sizes: Array) -> Array:
         dx = gemm.rows_times_matrices(_values(dy, "rowwise"), _values(w, plane), group_sizes, contract=contract)
         return dx.astype(out_dtype)
 
     compiled = _named(octavo_gemm_dgrad, "octavo_gemm_dgrad")
 
-    def run(dy: Rows, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
+    def run(dy: RowOperand, w: GemmOperand, group_sizes: Array, *, out: Array | None = None) -> Array:
         _no_out(out)
         dx: Array = compiled(_gemm_plane(dy, "rowwise"), _gemm_plane(w, plane), group_sizes)
         return dx
@@ -137,7 +135,7 @@ def _bind_dgrad(out_dtype: Any, weight: Weight) -> Dgrad[Array, GemmOperand]:
 
 
 def _bind_wgrad(out_dtype: Any, weight: Weight) -> Wgrad[Array, GemmOperand]:
-    def octavo_wgrad(x: Rows, dy: Rows, group_sizes: Array, accumulator: Array | None) -> Array:
+    def octavo_wgrad(x: RowOperand, dy: RowOperand, group_sizes: Array, accumulator: Array | None) -> Array:
         sizes = group_sizes
         if _in_hadamard_domain(x) != _in_hadamard_domain(dy):
             raise ValueError("one operand of wgrad is in the Hadamard domain and the other is not; quantize both alike")
@@ -153,7 +151,9 @@ def _bind_wgrad(out_dtype: Any, weight: Weight) -> Wgrad[Array, GemmOperand]:
 
     compiled = _named(octavo_wgrad, "octavo_wgrad")
 
-    def run(x: Rows, dy: Rows, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False) -> Array:
+    def run(
+        x: RowOperand, dy: RowOperand, group_sizes: Array, *, out: Array | None = None, accumulate: bool = False
+    ) -> Array:
         if accumulate != (out is not None):
             raise ValueError(
                 f"accumulate={accumulate} and out is {'not ' if out is None else ''}given; "
@@ -165,7 +165,7 @@ def _bind_wgrad(out_dtype: Any, weight: Weight) -> Wgrad[Array, GemmOperand]:
     return run
 
 
-def _gemm_plane(operand: Rows, direction: Direction) -> Rows:
+def _gemm_plane(operand: RowOperand, direction: Direction) -> RowOperand:
     """The operand without the plane that this GEMM does not read."""
     if isinstance(operand, TokenRows):
         return operand._replace(tokens=_gemm_plane(operand.tokens, direction))

@@ -14,6 +14,8 @@ from jax import Array
 from jax.extend.core import Primitive, Var
 from jax.interpreters import batching, mlir, partial_eval
 
+from octavo_jax.remat.partial_eval_rules import operands_to_compute
+
 
 def never_recomputed(x: Array) -> Array:
     """`x`, float32 [G] or [M], which no backward pass computes again."""
@@ -21,13 +23,14 @@ def never_recomputed(x: Array) -> Array:
     return result
 
 
-def _remat(
+def _partial_eval_rule(
     _: Any, unknown: Sequence[bool], instantiated: Sequence[bool], equation: Any
 ) -> tuple[Any, Any, list[bool], list[bool], list[Var]]:
-    """What the forward pass runs, what the recompute runs, and which of its operands must be computed first."""
+    """What the forward pass runs and what the recompute runs; whether the result is unknown to the first, and known to
+    the second; and the operands that the recompute has to compute before."""
     if not any(unknown):
         return equation, None, [False], [False], []
-    inputs = [v for v, there in zip(equation.invars, instantiated, strict=True) if isinstance(v, Var) and not there]
+    inputs = operands_to_compute(equation, instantiated)
     return None, equation, [True], [True], inputs
 
 
@@ -36,4 +39,4 @@ _never_recomputed_p.def_impl(lambda x: x)  # type: ignore[no-untyped-call]
 _never_recomputed_p.def_abstract_eval(lambda x: x)  # type: ignore[no-untyped-call]
 mlir.register_lowering(_never_recomputed_p, lambda _, x: [x])
 batching.primitive_batchers[_never_recomputed_p] = lambda operands, axes: (operands[0], axes[0])
-partial_eval.partial_eval_jaxpr_custom_rules[_never_recomputed_p] = _remat
+partial_eval.partial_eval_jaxpr_custom_rules[_never_recomputed_p] = _partial_eval_rule

@@ -1,8 +1,9 @@
-"""Planes that GEMMs read in the pass that quantizes, in a form that nobody keeps (`TwoForms.multiplied`).
+"""Planes that GEMMs read in the pass that quantizes, in a form that is never kept (`TwoForms.multiplied`).
 
-Such an array has no checkpoint name, and takes more bytes than codes: if `jax.checkpoint` saved it, or quantized again
-although a policy saves codes, naming these would have been in vain. So it passes through an identity that also has the
-codes as operands. Of codes that a policy saves the backward pass makes the array again; of others nobody makes any.
+Such an array has no checkpoint name, and takes more bytes than codes. Naming codes would be in vain if `jax.checkpoint`
+saved this array in their place, or quantized again to have it although a policy saves the codes. So it passes through
+an identity whose operands are the codes, too. Where a policy saves the codes, the backward pass makes the array of them
+again. Where none does, nothing reads the codes, and they are not computed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jax.interpreters import batching, mlir, partial_eval
 
 from octavo.quantizer import Direction
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
+from octavo_jax.remat.partial_eval_rules import operands_to_compute
 
 
 def read_at_once(
@@ -30,11 +32,11 @@ def read_at_once(
     direction: Direction,
     names: tuple[str, ...],
 ) -> Array:
-    """`multiplied`, the payload of the plane of this direction, which a backward pass makes again of saved `codes`.
+    """`multiplied`, the payload of the plane of this direction; a backward pass makes it of saved `codes` again.
 
     codes      with this plane alone
     multiply   TwoForms.multiply; hashable
-    names      by which policies know these codes
+    names      the checkpoint names of these codes
     """
     leaves, tree = jax.tree.flatten(codes)
     return _bound((*leaves, multiplied), of_codes=_OfCodes(multiply, tree, direction), codes=len(leaves), names=names)
@@ -93,19 +95,21 @@ def _batch(
     return _bound((*leaves, multiplied), of_codes=of_batch, codes=codes, names=names), 0
 
 
-def _remat(
+def _partial_eval_rule(
     saveable: Callable[..., Any], unknown: Sequence[bool], instantiated: Sequence[bool], equation: Any
 ) -> tuple[Any, Any, list[bool], list[bool], list[Var]]:
-    """What the forward pass runs, what the recompute runs, and which of its operands must be computed first."""
+    """What the forward pass runs and what the recompute runs; whether the result is unknown to the first, and known to
+    the second; and the operands that the recompute has to compute before."""
     codes = equation.params["codes"]
     alone = len(equation.invars) == codes
-    # Whatever else a policy saves, and so the array itself, is smaller as codes.
+    # Codes are smaller than the array: the recompute starts from codes if the policy saves them, or if it would have to
+    # compute the array first.
     if codes and (alone or _saves(saveable, equation) or not instantiated[-1]):
-        again, there = equation.replace(invars=equation.invars[:codes]), instantiated[:codes]
+        recomputed, is_present = equation.replace(invars=equation.invars[:codes]), instantiated[:codes]
     else:
-        again, there = _of_values(equation), instantiated[codes:]
-    inputs = [v for v, is_there in zip(again.invars, there, strict=True) if isinstance(v, Var) and not is_there]
-    return None if any(unknown) else equation, again, [any(unknown)], [True], inputs
+        recomputed, is_present = _of_values(equation), instantiated[codes:]
+    inputs = operands_to_compute(recomputed, is_present)
+    return None if any(unknown) else equation, recomputed, [any(unknown)], [True], inputs
 
 
 def _saves(saveable: Callable[..., Any], equation: Any) -> bool:
@@ -129,7 +133,7 @@ def _of_values(equation: Any) -> Any:
 
 
 def _without_codes(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
-    """Dead code is removed where it is settled what is saved: codes that nothing else reads are not made."""
+    """Dead code is removed once it is decided what is saved: codes that nothing else reads are not computed."""
     codes, count = equation.params["codes"], len(equation.invars)
     if not any(used):
         return [False] * count, None
@@ -144,4 +148,4 @@ _read_at_once_p.def_abstract_eval(_abstract)  # type: ignore[no-untyped-call]
 mlir.register_lowering(_read_at_once_p, mlir.lower_fun(_run, multiple_results=False))
 batching.primitive_batchers[_read_at_once_p] = _batch
 partial_eval.dce_rules[_read_at_once_p] = _without_codes
-partial_eval.partial_eval_jaxpr_custom_rules[_read_at_once_p] = _remat
+partial_eval.partial_eval_jaxpr_custom_rules[_read_at_once_p] = _partial_eval_rule

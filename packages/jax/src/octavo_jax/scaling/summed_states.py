@@ -44,8 +44,8 @@ def is_argument_of_gradient(leaf: object) -> bool:
     """
     if not isinstance(leaf, jax.core.Tracer) or isinstance(leaf, ad.JVPTracer):
         return False
-    in_reverse = getattr(getattr(leaf, "_trace", None), "is_vjp", False)
-    return bool(in_reverse) and getattr(getattr(leaf, "tangent", None), "parent", leaf) is None
+    call_reverse_mode_only = getattr(getattr(leaf, "_trace", None), "is_vjp", False)
+    return bool(call_reverse_mode_only) and getattr(getattr(leaf, "tangent", None), "parent", leaf) is None
 
 
 def is_unused(history: Any, scale: Any) -> Any:

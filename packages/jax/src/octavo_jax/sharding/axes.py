@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 
 from octavo.errors import one_of
-from octavo_jax.layouts.moves import POLICIES, Called, Policy
+from octavo_jax.array_moves.moves import POLICIES, CalledFunction, Policy
 
 Axes = str | tuple[str, ...] | None
 Role = Literal["dp", "fsdp", "tp", "ep"]
@@ -109,7 +109,7 @@ def current_roles() -> MeshAxes | None:
     return roles
 
 
-def in_force(sharding: MeshAxes | None) -> MeshAxes | None:
+def roles_in_force(sharding: MeshAxes | None) -> MeshAxes | None:
     """The roles of a call that was given `sharding`; ValueError where that is neither a MeshAxes nor None."""
     if sharding is not None and not isinstance(sharding, MeshAxes):
         raise ValueError(
@@ -118,7 +118,7 @@ def in_force(sharding: MeshAxes | None) -> MeshAxes | None:
     return current_roles() if sharding is None else sharding
 
 
-def called_as(function: str, sharding: MeshAxes | None) -> Called:
-    """A public function that was given `sharding`, for messages."""
-    roles = in_force(sharding)
-    return Called(function, moves=roles.moves) if isinstance(roles, MeshAxes) else Called(function)
+def called_function(function: str, sharding: MeshAxes | None) -> CalledFunction:
+    """The public function of this name that was given `sharding`: its names in messages, and its policy on moves."""
+    roles = roles_in_force(sharding)
+    return CalledFunction(function, moves=roles.moves) if isinstance(roles, MeshAxes) else CalledFunction(function)

@@ -62,7 +62,7 @@ class Blocks(NamedTuple):
         """Arrays with the leading axes, from one part per block, in order."""
         return _stacked(parts, self.lead)
 
-    def added(self, each: Sequence[Array]) -> Array:
+    def summed_over_data(self, each: Sequence[Array]) -> Array:
         """[E * G, ...] from [G, ...] of each block, in order: the data blocks of an expert block are added up."""
         totals: list[Array] = []
         for number, sums in enumerate(each):
@@ -79,15 +79,17 @@ class Blocks(NamedTuple):
         number = (first_f + np.uint32(block.f)) * np.uint32(experts) + first_e + np.uint32(block.e)
         return offset + number * np.uint32(groups)
 
-    def _position(self, letter: Any, here: int) -> tuple[int, Array | np.uint32]:
-        """Blocks along a letter on the whole mesh, and the number of this shard's first."""
-        axes = self.placement.indexed(letter)
+    def _position(self, letter: Any, local: int) -> tuple[int, Array | np.uint32]:
+        """How many blocks the whole mesh has along a letter, of which each shard has `local`; and the number of this
+        shard's first."""
+        axes = self.placement.block_axes(letter)
         if not axes:
-            return here, np.uint32(0)
-        return here * self.placement.size(axes), lax.axis_index(axes).astype(jnp.uint32) * np.uint32(here)
+            return local, np.uint32(0)
+        first = lax.axis_index(axes).astype(jnp.uint32) * np.uint32(local)
+        return local * self.placement.shard_count(axes), first
 
 
-def of_expert(tree: Tree, e: int) -> Tree:
+def expert_block(tree: Tree, e: int) -> Tree:
     """The expert block's part of arrays with the leading axis E."""
     return jax.tree.map(lambda array: array[e], tree)  # type: ignore[no-any-return]
 

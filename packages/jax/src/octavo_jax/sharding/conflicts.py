@@ -18,7 +18,7 @@ from octavo import Recipe
 from octavo.quantizer import Operand
 from octavo_jax.sharding.axes import ROLES, MeshAxes, Role
 from octavo_jax.sharding.placement import Letter, Placement
-from octavo_jax.sharding.specs import sides
+from octavo_jax.sharding.specs import matrix_letters
 from octavo_registry import Weight
 
 _OPERANDS: tuple[Operand, ...] = ("x", "w", "dy")
@@ -31,16 +31,16 @@ def check_shards(placement: Placement | None, recipe: Recipe | None, x: Array, k
         return
     _check_blocks(placement, x)
     _check_groups(placement, kernel)
-    size = dict(zip(sides(weight), kernel.shape[1:], strict=True))
+    size = dict(zip(matrix_letters(weight), kernel.shape[1:], strict=True))
     for letter, length in size.items():
         _check_side(placement, recipe, letter, length)
 
 
 def _shards(placement: Placement, letter: Letter) -> tuple[int, str]:
     """The number of shards along a dimension, and the roles that make them, in words."""
-    axes = placement.free_among(placement.axes_of(letter))
+    axes = placement.non_manual(placement.axes_of(letter))
     named = [f"{role}={getattr(placement.axes, role)!r}" for role in _roles(placement, axes)]
-    return placement.size(axes), " and ".join(named)
+    return placement.shard_count(axes), " and ".join(named)
 
 
 def _roles(placement: Placement, axes: tuple[str, ...]) -> list[Role]:
@@ -57,7 +57,7 @@ def _check_blocks(placement: Placement, x: Array) -> None:
     what: dict[Literal["e", "f"], str] = {"e": "expert", "f": "data"}
     for letter, kind in what.items():
         shards, named = _shards(placement, letter)
-        length = placement.count(letter)
+        length = placement.block_count(letter)
         if letter in placement.block_letters and length % shards:
             raise ValueError(
                 f"x has {length} {kind} blocks and {named} shards them over {shards}; give a multiple of {shards}"
@@ -65,7 +65,7 @@ def _check_blocks(placement: Placement, x: Array) -> None:
 
 
 def _check_groups(placement: Placement, kernel: Array) -> None:
-    experts, groups = placement.count("e"), kernel.shape[0]
+    experts, groups = placement.block_count("e"), kernel.shape[0]
     shards, named = _shards(placement, "g")
     if groups % experts or (groups // experts) % shards:
         needs = f"{experts} expert blocks" + (f", each cut by {named} into {shards}" if shards > 1 else "")
@@ -81,7 +81,7 @@ def _check_side(placement: Placement, recipe: Recipe | None, letter: Letter, len
             "or shard another dimension (fsdp_dim, tp_dim)"
         )
     block = _block(recipe)
-    everywhere = placement.size(placement.axes_of(letter))
+    everywhere = placement.shard_count(placement.axes_of(letter))
     if everywhere > 1 and block is not None and (length // shards) % block:
         assert recipe is not None
         roles = " and ".join(

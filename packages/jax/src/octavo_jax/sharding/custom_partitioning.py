@@ -17,20 +17,20 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from octavo_jax.layouts.shares import entries_of
+from octavo_jax.array_moves.shares import entries_of
 from octavo_jax.sharding.placement import Letter, Placement, partitioned
 from octavo_jax.sharding.placement_of_call import check_axes
 from octavo_jax.sharding.shardy_rules import Names, shardy_rule
 
 
-def run_deferred(
+def run_partitioned_later(
     placement: Placement,
     local: Callable[..., Any],
     operands: tuple[Any, ...],
     in_specs: tuple[Any, ...],
     out_specs: Any,
 ) -> Any:
-    """`octavo_jax.sharding.route.run` where the mesh is not known; specs hold letters.
+    """`octavo_jax.sharding.run_on_shards` where the mesh is not known; specs hold letters.
 
     ValueError for tensor parallelism under GSPMD, which was seen to gather tokens' codes between two calls.
     """

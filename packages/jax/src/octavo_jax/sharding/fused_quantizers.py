@@ -19,10 +19,10 @@ from octavo_jax.scaling.delayed_state import amax_of
 from octavo_jax.scaling.quantizer_arguments import QuantizerArguments
 from octavo_jax.sharding import planes, specs
 from octavo_jax.sharding.blocks import Blocks
-from octavo_jax.sharding.manual import summed
+from octavo_jax.sharding.manual_sums import summed
 from octavo_jax.sharding.placement import Letter, Placement
-from octavo_jax.sharding.quantizers import recorded
-from octavo_jax.sharding.route import run
+from octavo_jax.sharding.quantizers import largest_amax
+from octavo_jax.sharding.run_on_shards import run_on_shards
 from octavo_registry import QuantizePlan
 
 _ROWS = ("activated", "mean", "rstd", "dprobs")
@@ -84,9 +84,9 @@ class _OfShard:
                 amaxes[block.e].append(amax_of(extras.activated, of_block) if extras.amax is None else extras.amax)
         joined = {name: blocks.join(by_name[name]) for name in self.extra_names if name in _ROWS}
         if "dbias" in by_name:
-            joined["dbias"] = summed(placement, blocks.added(by_name["dbias"]), placement.data)
+            joined["dbias"] = summed(placement, blocks.summed_over_data(by_name["dbias"]), placement.data_axes)
         if scale is not None:
-            joined["amax"] = jnp.concatenate([recorded(each, placement.data) for each in amaxes])
+            joined["amax"] = jnp.concatenate([largest_amax(each, placement.data_axes) for each in amaxes])
         return blocks.join(parts), joined
 
 
@@ -113,16 +113,16 @@ def fused_rows(
     assert columns is not None
     local = _OfShard(placement, function, plan.request.quantizer.stochastic, operand, extra_names)
     column: Letter = "o" if operand == "dy" else "i"
-    form = planes.form_of(planes.spec_of_plan(plan, (tokens[0].shape[-2], columns), groups))
+    structure = planes.structure_of(planes.quantized_spec(plan, (tokens[0].shape[-2], columns), groups))
     rows, per_row = specs.rows(placement, column), specs.per_row(placement)
     per_group = specs.groups(placement)
     known = {"activated": rows, **dict.fromkeys(_ROWS[1:], per_row), "dbias": per_group, "amax": per_group}
     names = (*extra_names, *(() if scale is None else ("amax",)))
-    q, extras = run(
+    q, extras = run_on_shards(
         placement,
         local,
         (tokens, whole, group_sizes, probs, seed, group_offset, scale),
         (rows, specs.WHOLE, specs.sizes(placement), per_row, specs.WHOLE, specs.WHOLE, per_group),
-        (specs.quantized_rows(placement, form, column), {name: known[name] for name in names}),
+        (specs.quantized_rows(placement, structure, column), {name: known[name] for name in names}),
     )
-    return replace(planes.shared(q), group_sizes=group_sizes), Extras(**extras)
+    return replace(planes.with_shared_codes(q), group_sizes=group_sizes), Extras(**extras)

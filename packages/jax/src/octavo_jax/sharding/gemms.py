@@ -17,23 +17,21 @@ from jax import Array, lax
 from octavo.quantizer import Direction
 from octavo.recipe_base import Gemm
 from octavo_jax.arithmetic.gemm import add_bias, bias_products, group_sums
+from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.sharding import planes, specs
-from octavo_jax.sharding.blocks import Blocks, of_expert
-from octavo_jax.sharding.manual import summed
+from octavo_jax.sharding.blocks import Blocks, expert_block
+from octavo_jax.sharding.manual_sums import summed
 from octavo_jax.sharding.placement import Letter, Placement
-from octavo_jax.sharding.route import run
+from octavo_jax.sharding.run_on_shards import run_on_shards
 from octavo_registry import Weight
 from octavo_registry.contract.moves import TokenRows
 from octavo_registry.contract.weights import readers
 
-GemmOperand = GroupedTensor | Array
-Rows = GroupedTensor | Array | TokenRows[Array]
 
-
-def _rows_specs(placement: Placement, rows: Rows, column: Letter) -> Any:
+def _rows_specs(placement: Placement, rows: RowOperand, column: Letter) -> Any:
     if isinstance(rows, TokenRows):
-        return specs.WHOLE  # a device's own (`owns_rows`), which are not cut
+        return specs.WHOLE  # a device's own (`rows_are_local`), which are not cut
     if isinstance(rows, GroupedTensor):
         return specs.quantized_rows(placement, rows, column)
     return specs.rows(placement, column)
@@ -47,12 +45,12 @@ def _kernel_specs(placement: Placement, w: GemmOperand, weight: Weight) -> Any:
 
 def _whole_kernel(placement: Placement, w: GemmOperand, direction: Direction, weight: Weight, experts: int) -> Any:
     """The kernel that a GEMM multiplies, [E, ...]: gathered over fsdp, one plane of it where it is quantized."""
-    w = planes.on_shard(placement, w, ("g", *specs.sides(weight)))
+    w = planes.with_shard_shape(placement, w, ("g", *specs.matrix_letters(weight)))
     if isinstance(w, GroupedTensor):
-        return planes.gathered(placement, w, direction, weight)
-    if placement.gathered:
-        axis = ("g", *specs.sides(weight)).index(placement.gathered_letter)
-        w = planes.gathered_array(w, placement.gathered, axis)
+        return planes.gathered_plane(placement, w, direction, weight)
+    if placement.gathered_axes:
+        axis = ("g", *specs.matrix_letters(weight)).index(placement.gathered_letter)
+        w = planes.gathered_array(w, placement.gathered_axes, axis)
     return w.reshape(experts, -1, *w.shape[1:])
 
 
@@ -72,9 +70,9 @@ class ShardedGemm(NamedTuple):
     out_dtype: Any
 
 
-def rows_product(
-    how: ShardedGemm,
-    rows: Rows,
+def rows_gemm(
+    sharded: ShardedGemm,
+    rows: RowOperand,
     w: GemmOperand,
     group_sizes: Array,
     bias: Array | None = None,
@@ -82,25 +80,26 @@ def rows_product(
 ) -> Array:
     """y of "fprop" or dx of "dgrad", [*B, M, C], from the rows [*B, M, K], the kernel, bias [E * G, N] and its scales
     [*B, M]."""
-    placement, gemm, product, weight, out_dtype = how
+    placement, gemm, product, weight, out_dtype = sharded
     direction: Direction = "rowwise" if readers("w", weight)[0] == gemm else "columnwise"
     contracted: Letter = "i" if gemm == "fprop" else "o"
     remaining: Letter = "o" if gemm == "fprop" else "i"
 
-    def local(rows: Rows, w: GemmOperand, sizes: Array, bias: Array | None, scales: Array | None) -> Array:
-        partial = placement.free_among(placement.several(contracted))
-        blocks, rows = Blocks.of(placement, sizes), planes.on_shard(placement, rows, ("m", contracted))
+    def local(rows: RowOperand, w: GemmOperand, sizes: Array, bias: Array | None, scales: Array | None) -> Array:
+        partial_axes = placement.non_manual(placement.cutting_axes(contracted))
+        blocks, rows = Blocks.of(placement, sizes), planes.with_shard_shape(placement, rows, ("m", contracted))
         whole = _whole_kernel(placement, w, direction, weight, blocks.experts)
         biases = None if bias is None else bias.reshape(blocks.experts, -1, bias.shape[-1])
         outs = []
         for block in blocks:
-            here, mine = blocks.take(sizes, block), None if biases is None else biases[block.e]
-            factors = None if scales is None else blocks.take(scales, block)
-            inside = {} if mine is None or partial else bias_arguments(mine, factors)
-            out = product(blocks.take(rows, block), of_expert(whole, block.e), here, **inside)
-            if partial:
-                out = lax.psum(out, partial)  # type: ignore[no-untyped-call]
-                out = out if mine is None else add_bias(out, mine, here, factors)
+            block_sizes, block_bias = blocks.take(sizes, block), None if biases is None else biases[block.e]
+            block_scales = None if scales is None else blocks.take(scales, block)
+            # to partial sums the bias is added once, after they are summed
+            fused_bias = {} if block_bias is None or partial_axes else bias_arguments(block_bias, block_scales)
+            out = product(blocks.take(rows, block), expert_block(whole, block.e), block_sizes, **fused_bias)
+            if partial_axes:
+                out = lax.psum(out, partial_axes)  # type: ignore[no-untyped-call]
+                out = out if block_bias is None else add_bias(out, block_bias, block_sizes, block_scales)
             outs.append(out.astype(out_dtype))
         return blocks.join(outs)
 
@@ -112,7 +111,7 @@ def rows_product(
         specs.groups(placement, columns=remaining),
         specs.per_row(placement),
     )
-    result: Array = run(placement, local, operands, in_specs, specs.rows(placement, remaining))
+    result: Array = run_on_shards(placement, local, operands, in_specs, specs.rows(placement, remaining))
     return result
 
 
@@ -121,23 +120,23 @@ def bias_arguments(bias: Array, scales: Array | None) -> dict[str, Array]:
     return {"bias": bias} if scales is None else {"bias": bias, "bias_scales": scales}
 
 
-def kernel_product(how: ShardedGemm, x: Rows, dy: Rows, group_sizes: Array) -> Array:
+def wgrad_gemm(sharded: ShardedGemm, x: RowOperand, dy: RowOperand, group_sizes: Array) -> Array:
     """dw with the axes of the kernel, from "wgrad" of each block."""
-    placement, _, product, weight, out_dtype = how
-    axis = ("g", *specs.sides(weight)).index(placement.gathered_letter)
+    placement, product, weight = sharded.placement, sharded.product, sharded.weight
+    axis = ("g", *specs.matrix_letters(weight)).index(placement.gathered_letter)
 
-    def local(x: Rows, dy: Rows, sizes: Array) -> Array:
+    def local(x: RowOperand, dy: RowOperand, sizes: Array) -> Array:
         blocks, totals = Blocks.of(placement, sizes), list[Array]()
-        x, dy = planes.on_shard(placement, x, ("m", "i")), planes.on_shard(placement, dy, ("m", "o"))
+        x, dy = planes.with_shard_shape(placement, x, ("m", "i")), planes.with_shard_shape(placement, dy, ("m", "o"))
         for block in blocks:
             operands = blocks.take(x, block), blocks.take(dy, block), blocks.take(sizes, block)
             if block.f == 0:
                 totals.append(product(*operands))
             else:
                 totals[-1] = product(*operands, out=totals[-1], accumulate=True)
-        return _reduced(placement, jnp.concatenate(totals), axis).astype(out_dtype)
+        return _reduced(placement, jnp.concatenate(totals), axis).astype(sharded.out_dtype)
 
-    result: Array = run(
+    result: Array = run_on_shards(
         placement,
         local,
         (x, dy, group_sizes),
@@ -149,12 +148,12 @@ def kernel_product(how: ShardedGemm, x: Rows, dy: Rows, group_sizes: Array) -> A
 
 def _reduced(placement: Placement, dw: Array, axis: int) -> Array:
     """A whole gradient of this shard's tokens as the sum over all of them, cut as the kernel is."""
-    scattered, data = placement.gathered, placement.data
+    scattered, data = placement.gathered_axes, placement.data_axes
     if scattered and set(scattered) <= set(data):
         dw = lax.psum_scatter(dw, scattered, scatter_dimension=axis, tiled=True)  # type: ignore[no-untyped-call]
     elif scattered:
         # Tokens that fsdp does not shard: every member has the same sum already, and keeps its part.
-        size = dw.shape[axis] // placement.size(scattered)
+        size = dw.shape[axis] // placement.shard_count(scattered)
         dw = lax.dynamic_slice_in_dim(dw, lax.axis_index(scattered) * size, size, axis)
     return summed(placement, dw, tuple(name for name in data if name not in scattered))
 
@@ -167,11 +166,11 @@ def bias_sums(placement: Placement, dy: Array, group_sizes: Array, dtype: Any, s
         blocks = Blocks.of(placement, sizes)
         each = []
         for block in blocks:
-            factors = None if scales is None else blocks.take(scales, block)
-            each.append(group_sums(blocks.take(dy, block), blocks.take(sizes, block), factors))
-        return summed(placement, blocks.added(each), placement.data).astype(dtype)
+            block_scales = None if scales is None else blocks.take(scales, block)
+            each.append(group_sums(blocks.take(dy, block), blocks.take(sizes, block), block_scales))
+        return summed(placement, blocks.summed_over_data(each), placement.data_axes).astype(dtype)
 
-    result: Array = run(
+    result: Array = run_on_shards(
         placement,
         local,
         (dy, group_sizes, scales),
@@ -188,9 +187,9 @@ def bias_scale_products(placement: Placement, dy: Array, bias: Array, group_size
         blocks = Blocks.of(placement, sizes)
         biases = bias.reshape(blocks.experts, -1, bias.shape[-1])
         each = [bias_products(blocks.take(dy, b), biases[b.e], blocks.take(sizes, b)) for b in blocks]
-        return summed(placement, blocks.join(each), placement.several("o"))
+        return summed(placement, blocks.join(each), placement.cutting_axes("o"))
 
-    result: Array = run(
+    result: Array = run_on_shards(
         placement,
         local,
         (dy, bias, group_sizes),

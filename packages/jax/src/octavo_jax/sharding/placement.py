@@ -74,17 +74,17 @@ class Placement:
     one_matrix: bool = False
 
     @property
-    def manual(self) -> frozenset[str]:
-        """Axes that the caller is already manual over."""
+    def manual_axes(self) -> frozenset[str]:
+        """Axes that the caller's shard_map is already manual over."""
         if self.mesh is None:
             return frozenset()
         types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
         return frozenset(name for name, kind in types if kind == AxisType.Manual)
 
     @property
-    def free(self) -> tuple[str, ...]:
+    def non_manual_axes(self) -> tuple[str, ...]:
         """Axes that the caller is not manual over, whether or not they have a role."""
-        manual = self.manual
+        manual = self.manual_axes
         return () if self.mesh is None else tuple(name for name in self.mesh.axis_names if name not in manual)
 
     @property
@@ -94,9 +94,9 @@ class Placement:
             return "single"
         if self.mesh is None:
             return "auto, mesh unknown"
-        if not set(self.axes.every) - self.manual:
+        if not set(self.axes.every) - self.manual_axes:
             return "manual"
-        if self.manual:
+        if self.manual_axes:
             return "partly manual"
         kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
         return "explicit" if AxisType.Explicit in kinds.values() else "auto"
@@ -109,7 +109,7 @@ class Placement:
         experts = self.experts or (self.axes.ep and not self.one_matrix)
         return () if not self.blocks else ("e",) if experts else ("f",)
 
-    def count(self, letter: Letter) -> int:
+    def block_count(self, letter: Letter) -> int:
         """The number of blocks along "e" or "f", 1 where there is no such axis."""
         return dict(zip(self.block_letters, self.blocks, strict=True)).get(letter, 1)
 
@@ -130,23 +130,23 @@ class Placement:
         dim = self.axes.tp_dim if role == "tp" else self.axes.fsdp_sharded
         return self.axes.names(role) if dim.lower() == letter else ()
 
-    def free_among(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `names` that the caller is not manual over: the axes that PartitionSpecs may name here."""
-        manual = self.manual
+    def non_manual(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `names` that the caller is not manual over: the axes that a PartitionSpec may name here."""
+        manual = self.manual_axes
         return tuple(name for name in names if name not in manual)
 
-    def size(self, names: tuple[str, ...]) -> int:
+    def shard_count(self, names: tuple[str, ...]) -> int:
         """The number of shards along these axes together."""
         mesh = _partitioned.get() if self.mesh is None else self.mesh
         return 1 if mesh is None else math.prod(mesh.shape[name] for name in names)
 
-    def _several(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if self.size((name,)) > 1)
+    def _of_several_devices(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if self.shard_count((name,)) > 1)
 
     @property
-    def gathered(self) -> tuple[str, ...]:
+    def gathered_axes(self) -> tuple[str, ...]:
         """Axes along which the kernel's shards are gathered, and its gradient is scattered."""
-        return self._several(self.axes.names("fsdp"))
+        return self._of_several_devices(self.axes.names("fsdp"))
 
     @property
     def gathered_letter(self) -> Letter:
@@ -154,46 +154,47 @@ class Placement:
         letters: dict[str, Letter] = {"G": "g", "K": "k", "N": "n"}
         return letters[self.axes.fsdp_sharded]
 
-    def several(self, letter: Letter) -> tuple[str, ...]:
-        """The axes that cut a dimension into several shards: those of more than one device."""
-        return self._several(self.axes_of(letter))
+    def cutting_axes(self, letter: Letter) -> tuple[str, ...]:
+        """The axes that cut a dimension: those that shard it, and have more than one device."""
+        return self._of_several_devices(self.axes_of(letter))
 
-    def indexed(self, letter: Letter) -> tuple[str, ...]:
-        """Axes over which blocks "e" or "f" are distributed."""
-        manual = self.manual
-        there = letter in self.block_letters
-        return tuple(name for name in self._several(self.axes_of(letter)) if there or name in manual)
+    def block_axes(self, letter: Letter) -> tuple[str, ...]:
+        """Axes over which blocks "e" or "f" are distributed: all that cut them, or the caller's alone where the tokens
+        have no such leading axis, because its shard_map has taken it off."""
+        manual = self.manual_axes
+        has_axis = letter in self.block_letters
+        return tuple(name for name in self.cutting_axes(letter) if has_axis or name in manual)
 
     @property
-    def data(self) -> tuple[str, ...]:
+    def data_axes(self) -> tuple[str, ...]:
         """Axes over which a kernel's gradient is summed: those that shard the tokens but not the experts."""
-        return self.indexed("f")
+        return self.block_axes("f")
 
     @property
-    def sums_blocks(self) -> bool:
+    def sums_data_blocks(self) -> bool:
         """True where a kernel's gradient is a sum over blocks."""
-        return self.count("f") > 1 or bool(self.data)
+        return self.block_count("f") > 1 or bool(self.data_axes)
 
-    def sums(self, letter: Letter) -> bool:
+    def is_summed_over(self, letter: Letter) -> bool:
         """True where products over this dimension are summed over shards, or may be once the mesh is known."""
-        return bool(self.axes_of(letter) if self.deferred else self.several(letter))
+        return bool(self.axes_of(letter) if self.mesh_unknown else self.cutting_axes(letter))
 
-    def cuts(self, *letters: Letter) -> bool:
+    def is_cut(self, *letters: Letter) -> bool:
         """True where shards of an operand with these dimensions are not the whole."""
-        return self.deferred or any(self.size(self.axes_of(letter)) > 1 for letter in letters)
+        return self.mesh_unknown or any(self.shard_count(self.axes_of(letter)) > 1 for letter in letters)
 
     @property
-    def deferred(self) -> bool:
-        """True where the mesh is known when XLA partitions the program, and no sooner: see `custom_partitioning`."""
+    def mesh_unknown(self) -> bool:
+        """True where no mesh is known before XLA partitions the program: see `custom_partitioning`."""
         return self.mesh is None and bool(self.axes.every)
 
     def gemm_size(self, letter: Letter, length: int) -> int:
         """The length that a GEMM on one shard sees of a dimension of the kernel, which the caller gave as `length`."""
-        manual = self.manual
+        manual = self.manual_axes
         gathered = tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual)
-        return length * self.size(gathered) // self.size(self.free_among(self._kernel_axes(letter, "tp")))
+        return length * self.shard_count(gathered) // self.shard_count(self.non_manual(self._kernel_axes(letter, "tp")))
 
     def whole_size(self, letter: Letter, length: int) -> int:
         """The length of a dimension of the kernel after the shards that the caller is manual over are gathered."""
-        manual = self.manual
-        return length * self.size(tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual))
+        manual = self.manual_axes
+        return length * self.shard_count(tuple(name for name in self._kernel_axes(letter, "fsdp") if name in manual))

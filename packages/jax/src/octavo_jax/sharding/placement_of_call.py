@@ -10,8 +10,8 @@ from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
 from octavo.caller import Place
-from octavo_jax.layouts.moves import Called, WantedPlacement
-from octavo_jax.layouts.shares import MeshShape, entries_of
+from octavo_jax.array_moves.moves import CalledFunction, WantedPlacement
+from octavo_jax.array_moves.shares import MeshShape, entries_of
 from octavo_jax.sharding.axes import ROLES, MeshAxes
 from octavo_jax.sharding.placement import Placement, mesh_of
 
@@ -53,8 +53,8 @@ def check_axes(axes: MeshAxes, there: tuple[str, ...]) -> None:
                 )
 
 
-def wanted_of(
-    called: Called, placement: Placement | None, name: str, array: Array, spec: PartitionSpec, place: Place
+def wanted_placement(
+    called: CalledFunction, placement: Placement | None, name: str, array: Array, spec: PartitionSpec, place: Place
 ) -> WantedPlacement | None:
     """How the argument `name` of a layer should be placed; None where its type says it, or the caller has cut it.
 
@@ -69,6 +69,6 @@ def wanted_of(
     entries = None
     if placement is not None and placement.axes.every:
         entries = entries_of(spec, array.ndim)
-        if placement.deferred:
+        if placement.mesh_unknown:
             entries = tuple(sum(map(placement.axes_of, letters), ()) for letters in entries)  # type: ignore[arg-type]
     return WantedPlacement(called.function, name, mesh, entries, called.moves, place)

@@ -1,4 +1,4 @@
-"""Quantized operands of shards: the form of planes that are not computed yet, and shards gathered to a whole plane."""
+"""Quantized operands of shards: pytrees of planes that are not computed yet, and shards gathered to a whole plane."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from octavo_registry import QuantizePlan, Weight
 Some = TypeVar("Some")
 
 
-def spec_of_plan(plan: QuantizePlan, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
+def quantized_spec(plan: QuantizePlan, shape: tuple[int, ...], groups: int) -> GroupedTensorSpec:
     """The spec of what `plan` returns for rows [M, C] or matrices [G, R, C]; planes that are not computed are plain."""
     quantizer = plan.request.quantizer
     assert quantizer is not None
@@ -38,8 +38,8 @@ def spec_of_plan(plan: QuantizePlan, shape: tuple[int, ...], groups: int) -> Gro
     )
 
 
-def form_of(spec: GroupedTensorSpec) -> GroupedTensor:
-    """A GroupedTensor with None where `spec` has no array, and no sizes: the form of a result."""
+def structure_of(spec: GroupedTensorSpec) -> GroupedTensor:
+    """A GroupedTensor with None where `spec` has no array, and no sizes: the pytree structure of a result."""
     names = [f for d in spec.quantizer.directions for f in FIELDS[d] if _has(spec.quantizer, f)]
     return GroupedTensor(spec, None, **dict.fromkeys(names, True))  # type: ignore[arg-type]
 
@@ -48,7 +48,7 @@ def _has(quantizer: QuantizerSpec, field: str) -> bool:
     return quantizer.scaling == "nvfp4" or not field.endswith("_global")
 
 
-def shared(q: GroupedTensor) -> GroupedTensor:
+def with_shared_codes(q: GroupedTensor) -> GroupedTensor:
     """q with one array where both planes are the same one, so that it is named and saved once."""
     spec = q.spec
     same = spec.quantizer.shares_codes and spec.rowwise_layout == spec.columnwise_layout == PLAIN
@@ -57,24 +57,27 @@ def shared(q: GroupedTensor) -> GroupedTensor:
     return replace(q, columnwise=q.rowwise, columnwise_scale=q.rowwise_scale, columnwise_global=q.rowwise_global)
 
 
-def on_shard(placement: Placement, operand: Some, letters: tuple[Letter, ...]) -> Some:
-    """An operand inside a local function. Its spec is one shard's already, unless the mesh was not known before."""
-    if not placement.deferred or not isinstance(operand, GroupedTensor):
+def with_shard_shape(placement: Placement, operand: Some, letters: tuple[Letter, ...]) -> Some:
+    """An operand inside a local function, whose spec has the shape of the shard.
+
+    It has that already unless no mesh was known when the operand was quantized.
+    """
+    if not placement.mesh_unknown or not isinstance(operand, GroupedTensor):
         return operand
-    cut = [placement.size(placement.axes_of(letter)) for letter in letters]
+    cut = [placement.shard_count(placement.axes_of(letter)) for letter in letters]
     shape = [size // by for size, by in zip(operand.spec.shape, cut, strict=True)]
     return replace(operand, spec=_resized(operand.spec, shape))
 
 
-def gathered(placement: Placement, q: GroupedTensor, direction: Direction, weight: Weight) -> GroupedTensor:
+def gathered_plane(placement: Placement, q: GroupedTensor, direction: Direction, weight: Weight) -> GroupedTensor:
     """The whole of one plane of a kernel, from the shards [E, ...] that fsdp cut: payload and scales, as bytes.
 
     E2M1 codes travel two per byte.
     """
-    axes, letter = placement.gathered, placement.gathered_letter
+    axes, letter = placement.gathered_axes, placement.gathered_letter
     if not axes:
         return q
-    sides = specs.sides(weight)
+    sides = specs.matrix_letters(weight)
     whole: dict[str, Array] = {}
     for field in FIELDS[direction]:
         part = getattr(q, field)
@@ -87,7 +90,7 @@ def gathered(placement: Placement, q: GroupedTensor, direction: Direction, weigh
         packed = field == direction and q.spec.quantizer.format == "e2m1" and part.shape[-1] % 2 == 0
         joined = gathered_array(_packed(part) if packed else part, axes, 1 + letters.index(letter))
         whole[field] = _unpacked(joined) if packed else joined
-    by = placement.size(axes)
+    by = placement.shard_count(axes)
     shape = [size * by if one == letter else size for one, size in zip(("g", *sides), q.spec.shape, strict=True)]
     return GroupedTensor(_resized(q.spec, shape), None, **whole)
 

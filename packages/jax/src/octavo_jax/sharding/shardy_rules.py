@@ -1,7 +1,7 @@
 """Shardy's rules: which dimensions of a stage's operands and results are one factor, and which it must not shard.
 
 There is one rule for each stage: a quantizer, fprop, dgrad, wgrad, or the sums of a bias. None is written by hand: it
-follows from the letters that `octavo_jax.sharding.specs` gives the stage's arrays (`gemms.kernel_product` has those of
+follows from the letters that `octavo_jax.sharding.specs` gives the stage's arrays (`gemms.wgrad_gemm` has those of
 wgrad), so that a rule and the PartitionSpecs of the same stage cannot differ.
 """
 
@@ -67,7 +67,7 @@ def _numbered() -> Iterator[str]:
 
 def _sizes(placement: Placement, dims: list[list[Names]], shapes: list[tuple[int, ...]]) -> dict[str, int]:
     """The size of each letter's factor: the shortest dimension, without the expert blocks in it."""
-    sizes: dict[str, int] = {"e": placement.count("e"), "f": placement.count("f")}
+    sizes: dict[str, int] = {"e": placement.block_count("e"), "f": placement.block_count("f")}
     for names_of, shape in zip(dims, shapes, strict=True):
         for names, length in zip(names_of, shape, strict=True):
             for name in names:

@@ -50,7 +50,7 @@ def spec_of(placement: Placement, letters: Letters) -> PartitionSpec:
 def _names(placement: Placement, letter: Letter | None) -> tuple[str, ...]:
     if letter is None:
         return ()
-    return (letter,) if placement.deferred else placement.free_among(placement.axes_of(letter))
+    return (letter,) if placement.mesh_unknown else placement.non_manual(placement.axes_of(letter))
 
 
 def _entry(names: tuple[str, ...]) -> Any:
@@ -83,7 +83,7 @@ def groups(placement: Placement, *, of_kernel: bool = False, columns: Letter | N
 
 def kernel(placement: Placement, weight: Weight) -> PartitionSpec:
     """Of the kernel and its gradient, [E * G, K, N] or [E * G, N, K]."""
-    return _with_first(placement, True, sides(weight))
+    return _with_first(placement, True, matrix_letters(weight))
 
 
 def _with_first(placement: Placement, cut_groups: bool, others: Letters) -> PartitionSpec:
@@ -93,7 +93,7 @@ def _with_first(placement: Placement, cut_groups: bool, others: Letters) -> Part
     return spec
 
 
-def sides(weight: Weight) -> tuple[Letter, Letter]:
+def matrix_letters(weight: Weight) -> tuple[Letter, Letter]:
     """The last two dimensions of a kernel."""
     return ("k", "n") if weight == "kn" else ("n", "k")
 
@@ -125,7 +125,7 @@ def quantized_rows(placement: Placement, q: GroupedTensor, column: Letter) -> Gr
 def quantized_kernel(placement: Placement, q: GroupedTensor, weight: Weight) -> GroupedTensor:
     """PartitionSpecs of the planes of a kernel's shards, whose leading axis is E."""
     experts: Letters = ("e",) if "e" in placement.block_letters else (None,)
-    return _planes(placement, q, experts, *sides(weight), stacked=True)
+    return _planes(placement, q, experts, *matrix_letters(weight), stacked=True)
 
 
 def _planes(

@@ -16,16 +16,16 @@ from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.functions.activations import check_activation
-from octavo_jax.mlp.autograd import Arrays, States
-from octavo_jax.mlp.call import MlpOptions, resolved
-from octavo_jax.moe.layer.autograd import MoeArrays, kept_by
+from octavo_jax.mlp.autograd import MlpArrays, States
+from octavo_jax.mlp.call import MlpOptions, resolve_call
+from octavo_jax.moe.layer.autograd import MoeArrays, moe_with_residuals
 from octavo_jax.moe.layer.forms import Form, WeightCodes, WeightsOn, check_form, check_weight_codes, check_weights_on
-from octavo_jax.moe.layer.kept import Kept, Places
 from octavo_jax.moe.layer.plan import moe_plan_of
+from octavo_jax.moe.layer.residuals import MoeResiduals, RowOrder
 from octavo_jax.scaling.delayed_state import init_delayed
 from octavo_registry.contract.cards import GATED, Activation
 
-_GROUPING = ("places", "context", "codes")
+_GROUPING = ("row_order", "context", "codes")
 """Fields of what is kept that a name leaves out."""
 
 
@@ -111,7 +111,8 @@ def bytes_kept(
         raise ValueError(f"shape is a {type(shape).__name__}; give an octavo_jax.MoeShape")
     shape.check()
     dtype_name(dtype, "dtype")
-    form, weight_codes, on = check_form(form), check_weight_codes(weight_codes), check_weights_on(weights_on)
+    form, weight_codes = check_form(form), check_weight_codes(weight_codes)
+    weights_on = check_weights_on(weights_on)
     name = check_activation(activation)
     tokens, k, experts = shape.tokens, shape.k, shape.experts
     width, hidden, rows = shape.in_features, shape.hidden_features, tokens * k
@@ -119,25 +120,25 @@ def bytes_kept(
     sizes: dict[str, int] = {}
 
     def trace() -> None:
-        states: States = None
+        states: States | None = None
         if isinstance(recipe, DelayedScaling):
             states = init_delayed(recipe, experts), init_delayed(recipe, experts)
         seed = None if recipe is None or not recipe.stochastic else jnp.zeros(2, jnp.uint32)
         options = MlpOptions(name, recipe, seed, states, 0, None, (None, None), None, None, backend, None)
         wi = jnp.zeros((experts, width, hidden * (2 if name in GATED else 1)), dtype)
         wo = jnp.zeros((experts, hidden, shape.out_features or width), dtype)
-        given = Arrays(jnp.zeros((tokens, width), dtype), None, None, wi, wo, None, None, None)
-        call = resolved(given, jnp.zeros(experts, jnp.int32), options, rows)
-        plan = moe_plan_of(call.mlp, form, weight_codes, on == "output", jnp.dtype(dtype))
+        given = MlpArrays(jnp.zeros((tokens, width), dtype), None, None, wi, wo, None, None, None)
+        call = resolve_call(given, jnp.zeros(experts, jnp.int32), options, rows)
+        plan = moe_plan_of(call.mlp, form, weight_codes, weights_on, jnp.dtype(dtype))
         arrays = MoeArrays(call.arrays.x, jnp.zeros((tokens, k), jnp.float32), wi, wo, None, None)
-        places = Places(jnp.zeros(rows, jnp.int32), jnp.zeros((tokens, k), jnp.int32))
-        sizes.update(_sizes(kept_by(plan, arrays, places, call.states, call.context)[1]))
+        row_order = RowOrder(jnp.zeros(rows, jnp.int32), jnp.zeros((tokens, k), jnp.int32))
+        sizes.update(_sizes(moe_with_residuals(plan, arrays, row_order, call.states, call.context)[1]))
 
     jax.eval_shape(trace)
     return KeptBytes(sizes, tokens)
 
 
-def _sizes(kept: Kept) -> dict[str, int]:
+def _sizes(kept: MoeResiduals) -> dict[str, int]:
     """By name; codes that two planes share are one array."""
     found: dict[str, int] = {}
     seen: set[int] = set()

@@ -11,17 +11,16 @@ from octavo.recipe_base import READERS, Gemm
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.linear.operands import Context, holds_rows
-from octavo_jax.linear.two_forms import Quantized, named
-from octavo_jax.moe.permutation import token_rows
+from octavo_jax.linear.operands import Context, QuantizedOperand, has_local_rows, recorded_operand
+from octavo_jax.linear.two_forms import name_operand
+from octavo_jax.moe.permutation import rows_of_tokens
 from octavo_jax.quantizers.derivatives import undifferentiated
-from octavo_jax.remat.never_recomputed import never_recomputed
-from octavo_jax.scaling.delayed_state import ScalingHistory, with_amax
-from octavo_jax.sharding.quantizers import quantize_own_rows
-from octavo_registry import QuantizePlan
+from octavo_jax.scaling.delayed_state import ScalingHistory
+from octavo_jax.sharding.quantizers import quantize_local_tokens
 from octavo_registry.contract.moves import TokenRows
 
-Read = Literal["tokens", "codes of tokens", "rows"]
+Source = Literal["tokens", "codes of tokens", "rows"]
+"""What a GEMM reads of an operand: it gathers rows from the tokens, or from their codes, or reads the rows."""
 
 
 class Tokens(NamedTuple):
@@ -33,47 +32,48 @@ class Tokens(NamedTuple):
 
     def rows(self) -> Array:
         """The rows, written out."""
-        return token_rows(*self)
+        return rows_of_tokens(*self)
 
     def gathered(self, operand: Array | GroupedTensor, context: Context) -> TokenRows[Array]:
         """Rows of `operand`, which is x or its codes, for a GEMM that gathers them."""
         return TokenRows(operand, self.order, self.position, self.position < end_of(context.group_sizes))
 
 
-def reads_tokens(layer: Layer, plan: QuantizePlan | None, operand: Operand, read: tuple[Gemm, ...]) -> bool:
-    """Whether `plan` quantizes the operand from tokens, and none of the GEMMs `read` reads its rows unquantized.
+def quantizes_tokens(layer: Layer, operand: Operand, gemms: tuple[Gemm, ...]) -> bool:
+    """Whether the layer quantizes the operand from tokens, and none of these GEMMs reads its rows unquantized.
 
     False on a mesh, unless each device has whole rows of its own, as inside the caller's shard_map.
     """
-    if plan is None or plan.bound.of_tokens is None or not holds_rows(layer, operand):
+    plan = layer.quantizer(operand)
+    if plan is None or plan.bound.of_tokens is None or not has_local_rows(layer, operand):
         return False
-    return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in read)
+    return all(layer.plan.recipe.quantizes(gemm) for gemm in READERS[operand] if gemm in gemms)
 
 
 def gathers(layer: Layer, operand: Operand, *gemms: Gemm) -> bool:
     """Whether all these GEMMs gather the operand's rows, in high precision, from the tokens."""
-    return holds_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
+    return has_local_rows(layer, operand) and all(layer.plan.reads_tokens(gemm, operand) for gemm in gemms)
 
 
 def gathers_codes(layer: Layer, operand: Operand, gemm: Gemm) -> bool:
     """Whether this GEMM gathers the codes of the operand's rows from tokens that are each quantized once."""
-    return holds_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
+    return has_local_rows(layer, operand) and layer.plan.reads_codes_of_tokens(gemm, operand)
 
 
-def dy_reads(layer: Layer) -> dict[Gemm, Read]:
-    """How dgrad and wgrad read dy: gathered from the tokens, from codes of each token, or as rows.
+def dy_sources(layer: Layer) -> dict[Gemm, Source]:
+    """What dgrad and wgrad read of dy.
 
-    Rows that are read as codes are not written if `reads_tokens` says so of these GEMMs. Otherwise they are, and
-    whatever reads dy unquantized reads them.
+    Rows that are read as codes are not written if they are quantized from the tokens (`quantizes_tokens`). Otherwise
+    they are, and a GEMM that would gather dy unquantized reads them, too.
     """
-    found: dict[Gemm, Read] = {}
+    sources: dict[Gemm, Source] = {}
     for gemm in READERS["dy"]:
-        once = gemm == "dgrad" and gathers_codes(layer, "dy", gemm)
-        found[gemm] = "tokens" if gathers(layer, "dy", gemm) else "codes of tokens" if once else "rows"
-    rows = tuple(gemm for gemm, read in found.items() if read == "rows")
-    if rows and not reads_tokens(layer, layer.plan.quantize_dy, "dy", rows):
-        return {gemm: "rows" if read == "tokens" else read for gemm, read in found.items()}
-    return found
+        from_codes = gemm == "dgrad" and gathers_codes(layer, "dy", gemm)
+        sources[gemm] = "tokens" if gathers(layer, "dy", gemm) else "codes of tokens" if from_codes else "rows"
+    read_rows = tuple(gemm for gemm, source in sources.items() if source == "rows")
+    if read_rows and not quantizes_tokens(layer, "dy", read_rows):
+        return {gemm: "rows" if source == "tokens" else source for gemm, source in sources.items()}
+    return sources
 
 
 def gathered_rows(
@@ -92,30 +92,22 @@ def gathered_codes(
     if not gathers_codes(layer, operand, gemm) or tokens.x.shape[0] == 0:  # quantizers take no matrix without rows
         return None
     codes = layer.quantizer_of_tokens(operand).run(undifferentiated(tokens.x)[None], operand=operand)
-    return tokens.gathered(named(layer, codes, operand), context)
+    return tokens.gathered(name_operand(layer, codes, operand), context)
 
 
 def quantize_tokens(
-    plan: QuantizePlan | None,
-    layer: Layer,
-    tokens: Tokens,
-    operand: Operand,
-    context: Context,
-    history: ScalingHistory | None,
-) -> tuple[Quantized, ScalingHistory | None]:
+    layer: Layer, tokens: Tokens, operand: Operand, context: Context, history: ScalingHistory | None
+) -> QuantizedOperand:
     """What `octavo_jax.linear.operands.quantize_operand` returns for the tokens' rows, bit for bit."""
-    assert plan is not None  # else `reads_tokens` is False
+    plan = layer.quantizer(operand)
+    assert plan is not None  # else `quantizes_tokens` is False
     of_tokens = layer.in_two_forms(plan).of_tokens
     assert of_tokens is not None
     arguments = context.quantizer_arguments(plan, operand, history)
     routed = tokens.position < end_of(context.group_sizes)
-    given = undifferentiated(tokens.x), tokens.order, tokens.position, routed
+    x, choices = undifferentiated(tokens.x), (tokens.order, tokens.position, routed)
     if layer.placement is None:
-        x, *choices = given
         q, amax = of_tokens(x, context.group_sizes, *choices, amax=history is not None, **arguments.keywords())
     else:
-        q, amax = quantize_own_rows(layer.placement, plan, given, context.group_sizes, arguments)
-    if history is None:
-        return named(layer, q, operand), None
-    assert amax is not None  # asked for
-    return named(layer, q, operand), with_amax(history, never_recomputed(amax))
+        q, amax = quantize_local_tokens(layer.placement, plan, (x, *choices), context.group_sizes, arguments)
+    return recorded_operand(layer, q, operand, history, amax)

@@ -1,8 +1,8 @@
 """Which experts each token goes to, and what each choice counts, as octavo_numerics.choose_experts defines it.
 
 Ties go to the lower index. A backend's functions choose where one serves and one device holds the tokens
-(`octavo_jax.moe.moves`); its weights are differentiable once, in reverse. All else is composed of JAX's operations in
-fp32, so that JAX differentiates, maps and shards it.
+(`octavo_jax.moe.row_functions`); its weights are differentiable once, in reverse. All else is composed of JAX's
+operations in fp32, so that JAX differentiates, maps and shards it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from octavo_jax.arrays.sizes import as_int32
 from octavo_jax.arrays.varying import varying_alike
 from octavo_jax.dispatch.backends import BackendNames
 from octavo_jax.moe.arrangement import counts, named
-from octavo_jax.moe.moves import Choosers, choosers_for
 from octavo_jax.moe.router.checks import check_bias, check_choices, check_logits
 from octavo_jax.moe.router.rule import checked_rule
 from octavo_jax.moe.router.scores import router_scores
+from octavo_jax.moe.row_functions import Choosers, choosers_for
 from octavo_jax.sharding.conflicts import check_whole
 
 _LIFT = np.float32(2**32)
@@ -98,10 +98,10 @@ def choose_experts(
                 f"replay has shape {list(replay.shape)} and k is {rule.k}; give {[logits.shape[0], rule.k]}"
             )
         replay = as_int32(replay)
-    return chosen(logits, rule, bias, replay, checkpoint_name, backend)
+    return choose_checked(logits, rule, bias, replay, checkpoint_name, backend)
 
 
-def chosen(
+def choose_checked(
     logits: Array,
     rule: RouterRule,
     bias: Array | None,
@@ -136,8 +136,8 @@ def _chosen_by(
     """Choices, weights and counts by a backend's functions; the weights have a gradient in the logits."""
     if bias is not None:
         bias = in_fp32(lax.stop_gradient(bias))
-    made: tuple[Array, Array, Array] = _chosen(choosers, rule, *varying_alike(as_jax((logits, bias, replay))))
-    return made
+    results: tuple[Array, Array, Array] = _chosen(choosers, rule, *varying_alike(as_jax((logits, bias, replay))))
+    return results
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -150,8 +150,8 @@ def _chosen(
 def _chosen_forward(
     choosers: Choosers, rule: RouterRule, logits: Array, bias: Array | None, replay: Array | None
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array]]:
-    made = choosers.choose(logits, bias, replay, rule)
-    return made, (logits, made[0])
+    results = choosers.choose(logits, bias, replay, rule)
+    return results, (logits, results[0])
 
 
 def _chosen_backward(
@@ -170,8 +170,8 @@ def _logits_to_order(logits: Array) -> Array:
 
 def _largest(values: Array, k: int, checkpoint_name: str | None) -> Array:
     """int32 [T, k], where the k largest of each row are: NaN before all, and the lower index among equals."""
-    _, chosen = lax.top_k(_without_signs_of_nan(values), k)
-    return named(chosen.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
+    _, indices = lax.top_k(_without_signs_of_nan(values), k)
+    return named(indices.astype(jnp.int32), checkpoint_name)  # before its first use, or the search runs again
 
 
 def _without_signs_of_nan(values: Array) -> Array:

@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.dispatch.device import device_of
-from octavo_jax.quantizers.derivatives import in_reverse
+from octavo_jax.quantizers.derivatives import call_reverse_mode_only
 
 _FUNCTION = "moe_mlp"
 _PARTS = 3  # of 8 bits each, of the 24 of fp32
@@ -43,7 +43,7 @@ def _has_parts(tokens: Array, router: Array) -> bool:
 
 def logits_by_parts(tokens: Array, router: Array) -> Array:
     """`router_logits` of tokens in bf16; its gradients have the dtypes of tokens and router."""
-    return in_reverse(_FUNCTION, _logits, tokens, router)
+    return call_reverse_mode_only(_FUNCTION, _logits, tokens, router)
 
 
 @jax.custom_vjp
@@ -56,7 +56,7 @@ def _forward(tokens: Array, router: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _backward(kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    return in_reverse(_FUNCTION, _gradients, *kept, dy)
+    return call_reverse_mode_only(_FUNCTION, _gradients, *kept, dy)
 
 
 _logits.defvjp(_forward, _backward)
@@ -67,8 +67,8 @@ def _gradients(tokens: Array, router: Array, dy: Array) -> tuple[Array, Array]:
     left, right = _parts_of(dy), _parts_of(router)
     # of two matrices in three parts each the pairs below 2^-24 of the product are left out
     pairs = [(one, other) for i, one in enumerate(left) for j, other in enumerate(right) if i + j < _PARTS]
-    of_dy, of_router = (jnp.concatenate(side, 1) for side in zip(*pairs, strict=True))
-    dx = _sums(of_dy, [of_router], 1, 1)
+    of_dy, router_fields = (jnp.concatenate(side, 1) for side in zip(*pairs, strict=True))
+    dx = _sums(of_dy, [router_fields], 1, 1)
     drouter = _added_up(_sums(tokens, left, 0, 0), router.shape[1])
     return dx.astype(tokens.dtype), drouter.astype(router.dtype)
 

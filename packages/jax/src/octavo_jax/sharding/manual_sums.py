@@ -1,9 +1,9 @@
 """Sums inside a region whose axes the caller made manual (`jax.shard_map`): over those axes they are JAX's own.
 
-A gradient of what shards share is summed by the transpose of what shared it: of the cast in
-`octavo_jax.quantizers.derivatives.in_reverse` where types are checked (check_vma=True), else of the shard_map itself.
-A y that is a partial sum is added up after the layer's custom_vjp, for without that check `jax.shard_map` gives each
-shard its share of dy, and counts on the transpose of the `psum` that made y.
+A gradient of what shards share is summed by the transpose of the operation that shared it: where types are checked
+(check_vma=True), of the cast in `octavo_jax.quantizers.derivatives.call_reverse_mode_only`, else of the shard_map. A y
+that is a partial sum is added up after the layer's custom_vjp: without that check `jax.shard_map` gives each shard its
+share of dy, and counts on the transpose of the `psum` that made y.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from octavo_jax.sharding.placement import Placement
 
 def summed(placement: Placement, x: Array, axes: tuple[str, ...]) -> Array:
     """x summed over those of `axes` that this package made manual itself; over the caller's, JAX's transpose sums."""
-    own = placement.free_among(axes)
+    own = placement.non_manual(axes)
     total: Array = lax.psum(x, own) if own else x  # type: ignore[no-untyped-call]
     return total
 
@@ -30,11 +30,11 @@ def partial_sum_axes(placement: Placement | None) -> tuple[str, ...]:
     """The caller's manual axes over which a layer's y is only a partial sum; () where it is the whole."""
     if placement is None:
         return ()
-    manual = placement.manual
-    return tuple(name for name in placement.several("i") if name in manual)
+    manual = placement.manual_axes
+    return tuple(name for name in placement.cutting_axes("i") if name in manual)
 
 
-def on_first(bias: Array | None, axes: tuple[str, ...]) -> Array | None:
+def on_first_shard(bias: Array | None, axes: tuple[str, ...]) -> Array | None:
     """The bias on the first shard and zeros on the others, so that a sum over `axes` adds it once."""
     return bias if bias is None or not axes else jnp.where(lax.axis_index(axes) == 0, bias, 0)
 

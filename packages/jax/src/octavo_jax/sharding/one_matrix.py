@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from octavo_jax.arrays.axes import DenseAxes
 from octavo_jax.arrays.sizes import one_group
 from octavo_jax.sharding import specs
-from octavo_jax.sharding.axes import MeshAxes, in_force
+from octavo_jax.sharding.axes import MeshAxes, roles_in_force
 from octavo_jax.sharding.conflicts import check_has_roles, check_whole
-from octavo_jax.sharding.explicit import explicit_axes, placed
+from octavo_jax.sharding.explicit_placement import explicit_axes, placed
 from octavo_jax.sharding.placement import Letter, Placement
 from octavo_jax.sharding.placement_of_call import placement_of
 
@@ -34,7 +34,7 @@ def matrix_placement(
     role is for groups, no mesh is in scope, or the shards do not divide the first axis of x.
     """
     is_of_model = sharding is None
-    sharding = in_force(sharding)
+    sharding = roles_in_force(sharding)
     check_has_roles(function, sharding, x=x, **operands)
     if sharding is None:
         return None
@@ -53,8 +53,8 @@ def matrix_placement(
             f"{function} was given {sharding!r} and no mesh is in scope, so the number of shards is "
             "unknown; call it under jax.set_mesh(mesh)"
         )
-    axes = placement.free_among(placement.axes_of("f"))
-    shards = placement.size(axes)
+    axes = placement.non_manual(placement.axes_of("f"))
+    shards = placement.shard_count(axes)
     if not axes or (shards == 1 and x.ndim < 2):
         return placement
     if x.ndim < 2 or x.shape[0] % shards:
@@ -65,7 +65,7 @@ def matrix_placement(
     return replace(placement, blocks=(shards,))
 
 
-def gathered_factors(placement: Placement | None) -> tuple[int, int]:
+def gathered_shards(placement: Placement | None) -> tuple[int, int]:
     """How many shards of K and of N the caller's shard_map has made along fsdp."""
     return (1, 1) if placement is None else (placement.whole_size("k", 1), placement.whole_size("n", 1))
 
@@ -124,7 +124,7 @@ def as_row(placement: Placement | None, bias: Array | None) -> Array | None:
     return reshaped(placement, bias, (1, bias.size), specs.groups(placement, columns="o"))
 
 
-def whole_scales(
+def replicated_norm_parameters(
     function: str, placement: Placement | None, gamma: Array, beta: Array | None
 ) -> tuple[Array, Array | None]:
     """gamma and beta [K] of a normalization before the layer; ValueError where an Explicit mesh cuts them, for every
@@ -136,7 +136,7 @@ def whole_scales(
     return placed(mesh, "gamma", gamma, whole), None if beta is None else placed(mesh, "beta", beta, whole)
 
 
-def one_group_each(placement: Placement | None, rows: Array) -> Array:
+def sizes_of_one_group(placement: Placement | None, rows: Array) -> Array:
     """The sizes of rows that are one group: [1], or [F, 1] of blocks."""
     sizes = one_group(rows.shape[-2])
     if placement is None or not placement.blocks:

@@ -26,8 +26,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxlib import xla_client
 from jaxlib.mlir.dialects import stablehlo
 
-from octavo_jax.layouts.moves import Move, WantedPlacement, move_of, tell
-from octavo_jax.layouts.shares import MeshShape, shares_of_slices, shares_of_tiles
+from octavo_jax.array_moves.moves import Move, WantedPlacement, move_of, report_move
+from octavo_jax.array_moves.shares import MeshShape, shares_of_slices, shares_of_tiles
 
 TARGET = "octavo_placement"
 PLATFORMS = frozenset({"cpu", "cuda", "rocm", "gpu"})
@@ -59,7 +59,7 @@ def _eagerly(passed: Array, *seen: Array, wanted: tuple[WantedPlacement, ...]) -
     for array, one in zip(seen, wanted, strict=True):
         move = move_of_array(array, one)
         if move is not None:
-            tell(move, one.policy, one.place)
+            report_move(move, one.policy, one.place)
     return passed
 
 
@@ -171,7 +171,7 @@ def _partition(shapes: Any, tiles: Any, _shape: Any, _tiles: Any, text: bytes) -
         move = move_of(wanted, shape.dimensions(), size, shares_of_tiles(placed, shape.dimensions()))
         if move is not None and move not in lowered.reported:
             lowered.reported.add(move)
-            tell(move, wanted.policy, wanted.place)
+            report_move(move, wanted.policy, wanted.place)
     part = "x".join([*map(str, placed.tile(shape).dimensions()), known["dtype"]])
     same = f"func.func @main(%a: tensor<{part}>) -> tensor<{part}> {{ return %a : tensor<{part}> }}"
     return same.encode(), [placed], placed

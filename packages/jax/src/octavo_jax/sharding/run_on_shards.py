@@ -14,11 +14,11 @@ from typing import Any
 import jax
 
 from octavo_jax.arrays.varying import varying_axes, varying_over
-from octavo_jax.sharding.custom_partitioning import run_deferred
+from octavo_jax.sharding.custom_partitioning import run_partitioned_later
 from octavo_jax.sharding.placement import Placement
 
 
-def run(
+def run_on_shards(
     placement: Placement,
     local: Callable[..., Any],
     operands: tuple[Any, ...],
@@ -26,16 +26,16 @@ def run(
     out_specs: Any,
 ) -> Any:
     """`local` of every shard's operands; specs are of `octavo_jax.sharding.specs`, pytree prefixes as shard_map's."""
-    if placement.deferred:
-        return run_deferred(placement, local, operands, in_specs, out_specs)
-    if not placement.free:
+    if placement.mesh_unknown:
+        return run_partitioned_later(placement, local, operands, in_specs, out_specs)
+    if not placement.non_manual_axes:
         return local(*operands)
     mapped = jax.shard_map(
         local,
         mesh=placement.mesh,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names=set(placement.free),
+        axis_names=set(placement.non_manual_axes),
         check_vma=False,
     )
     # Unchecked inside; the caller's own manual axes, where they are checked, are in the types again outside.

@@ -1,7 +1,7 @@
 """The GEMMs of a layer, forward and backward, on one device or on the shards of a mesh.
 
-Forward:    `forward_product` multiplies x and w.
-Backward:   dy is quantized once and read by `input_gradient` and `kernel_gradient`; `bias_gradient` sums its rows.
+Forward:    `fprop` multiplies x and w, and adds the bias.
+Backward:   dy is quantized once and read by `dgrad` and `wgrad`; `bias_gradient` sums its rows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from jax import Array
 from octavo.recipe_base import Gemm
 from octavo_jax.arithmetic.gemm import bias_products, group_sums
 from octavo_jax.arithmetic.widening import in_dtype
+from octavo_jax.arrays.gemm_operands import GemmOperand, RowOperand, RowsOrTokens
 from octavo_jax.arrays.grouped_tensor import GroupedTensor
 from octavo_jax.dispatch.layer import Layer
-from octavo_jax.dispatch.results import product_of
-from octavo_jax.linear.operands import Context, GemmOperand, Rows, gemm_operand, stored_weight
+from octavo_jax.dispatch.results import run_gemm
+from octavo_jax.linear.operands import Context, gemm_operand, stored_weight
 from octavo_jax.linear.two_forms import Quantized
 from octavo_jax.remat.checkpoint_names import name_array
 from octavo_jax.sharding.gemms import (
@@ -25,32 +26,30 @@ from octavo_jax.sharding.gemms import (
     bias_arguments,
     bias_scale_products,
     bias_sums,
-    kernel_product,
-    rows_product,
+    rows_gemm,
+    wgrad_gemm,
 )
 from octavo_registry.contract.moves import TokenRows
 
-Values = Array | TokenRows[Array]
-"""Rows, or tokens from which a GEMM gathers its rows; the tokens may be codes."""
+
+def _operand(layer: Layer, gemm: Gemm, q: Quantized | None, array: Array) -> GemmOperand:
+    """An operand as a GEMM of this pass reads it: quantized, or in the dtype in which the layer multiplies."""
+    operand = gemm_operand(q, array, layer.plan.recipe.quantizes(gemm))
+    return operand if isinstance(operand, GroupedTensor) else in_dtype(operand, layer.product_dtype)
 
 
-def _factor(layer: Layer, gemm: Gemm, q: Quantized | None, array: Array) -> GemmOperand:
-    factor = gemm_operand(q, array, layer.plan.recipe.quantizes(gemm))
-    return factor if isinstance(factor, GroupedTensor) else in_dtype(factor, layer.product_dtype)
-
-
-def _rows(layer: Layer, gemm: Gemm, q: Quantized | None, values: Values) -> Rows:
-    """Rows as a GEMM reads them: quantized or cast; TokenRows, from which it gathers them, are only cast, if at all."""
+def _rows(layer: Layer, gemm: Gemm, q: Quantized | None, values: RowsOrTokens) -> RowOperand:
+    """Rows as a GEMM reads them; the tokens from which it gathers them are cast, unless they are codes."""
     if not isinstance(values, TokenRows):
-        return _factor(layer, gemm, q, values)
+        return _operand(layer, gemm, q, values)
     if isinstance(values.tokens, GroupedTensor):
         return values
     return values._replace(tokens=in_dtype(values.tokens, layer.product_dtype))
 
 
-def forward_product(
+def fprop(
     layer: Layer,
-    x: Values,
+    x: RowsOrTokens,
     xq: Quantized | None,
     w: Array,
     wq: Quantized | None,
@@ -64,16 +63,16 @@ def forward_product(
     w             as `stored_weight` returns it
     bias_scales   [M], or None
     """
-    operands = _rows(layer, "fprop", xq, x), _factor(layer, "fprop", wq, w)
-    y = _rows_product(layer, "fprop", *operands, context, bias, bias_scales)
+    operands = _rows(layer, "fprop", xq, x), _operand(layer, "fprop", wq, w)
+    y = _rows_gemm(layer, "fprop", *operands, context, bias, bias_scales)
     name = layer.options.output_checkpoint_name
     return y if name is None else name_array(y, name)
 
 
-def _rows_product(
+def _rows_gemm(
     layer: Layer,
     gemm: Literal["fprop", "dgrad"],
-    rows: Rows,
+    rows: RowOperand,
     w: GemmOperand,
     context: Context,
     bias: Array | None = None,
@@ -83,31 +82,31 @@ def _rows_product(
     assert plan is not None
     if placement is None:
         options = {} if bias is None else bias_arguments(bias, bias_scales)
-        return product_of(plan, rows, w, context.group_sizes, **options)
+        return run_gemm(plan, rows, w, context.group_sizes, **options)
     dtype = layer.y_dtype if gemm == "fprop" else layer.x_dtype
-    sharded = ShardedGemm(placement, gemm, partial(product_of, plan), plan.request.weight, dtype)
-    return rows_product(sharded, rows, w, context.group_sizes, bias, bias_scales)
+    sharded = ShardedGemm(placement, gemm, partial(run_gemm, plan), plan.request.weight, dtype)
+    return rows_gemm(sharded, rows, w, context.group_sizes, bias, bias_scales)
 
 
-def input_gradient(layer: Layer, dy: Values, dyq: Quantized | None, w: GemmOperand, context: Context) -> Array:
+def dgrad(layer: Layer, dy: RowsOrTokens, dyq: Quantized | None, w: GemmOperand, context: Context) -> Array:
     """dx [M, K] in x's dtype; `w` is what `dgrad_weight` returned."""
     if not isinstance(w, GroupedTensor):
         w = in_dtype(stored_weight(layer, w), layer.product_dtype)
-    return _rows_product(layer, "dgrad", _rows(layer, "dgrad", dyq, dy), w, context)
+    return _rows_gemm(layer, "dgrad", _rows(layer, "dgrad", dyq, dy), w, context)
 
 
-def kernel_gradient(layer: Layer, x: Rows, dy: Values, dyq: Quantized | None, context: Context) -> Array:
+def wgrad(layer: Layer, x: RowOperand, dy: RowsOrTokens, dyq: Quantized | None, context: Context) -> Array:
     """The kernel's gradient in the kernel's shape and dtype; `x` is what `wgrad_x` returned."""
     plan, placement, sizes = layer.plan.wgrad, layer.placement, context.group_sizes
     assert plan is not None
     x = x if isinstance(x, GroupedTensor) else _rows(layer, "wgrad", None, x)
     operands = x, _rows(layer, "wgrad", dyq, dy)
     if placement is None:
-        dw = product_of(plan, *operands, sizes)
+        dw = run_gemm(plan, *operands, sizes)
     else:
         weight = layer.plan.fprop.request.weight
-        sharded = ShardedGemm(placement, "wgrad", partial(product_of, plan), weight, layer.kernel_dtype)
-        dw = kernel_product(sharded, *operands, sizes)
+        sharded = ShardedGemm(placement, "wgrad", partial(run_gemm, plan), weight, layer.kernel_dtype)
+        dw = wgrad_gemm(sharded, *operands, sizes)
     return stored_weight(layer, dw).astype(layer.kernel_dtype)
 
 

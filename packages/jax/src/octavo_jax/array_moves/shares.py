@@ -101,7 +101,7 @@ def entries_of_shares(mesh: MeshShape, shares: np.ndarray, shape: Sequence[int])
     return found if np.array_equal(shares_of_entries(mesh, found, shape), shares) else None
 
 
-def spelled(entries: Entries) -> str:
+def partition_spec_text(entries: Entries) -> str:
     """The entries in words, as a PartitionSpec is written."""
     parts = (repr(entry[0]) if len(entry) == 1 else repr(entry) if entry else "None" for entry in entries)
     return f"P({', '.join(parts)})"

@@ -27,7 +27,7 @@ from octavo_registry.contract.request import AnyRequest, ChooseRequest, MoveRequ
 _MOVES: tuple[Move, ...] = ("permute_rows", "combine_rows", "dot_rows")
 
 
-class Moves(NamedTuple):
+class RowFunctions(NamedTuple):
     """The functions that move rows; None: JAX's operations."""
 
     permute_rows: PermuteRows[Array] | None = None
@@ -35,7 +35,7 @@ class Moves(NamedTuple):
     dot_rows: DotRows[Array] | None = None
 
 
-COMPOSED = Moves()
+COMPOSED = RowFunctions()
 
 
 class Choosers(NamedTuple):
@@ -45,32 +45,30 @@ class Choosers(NamedTuple):
     gradient: ChooseGradient[Array]
 
 
-class Served(NamedTuple):
-    """Who serves whom: a device, and the backends that a caller lets serve."""
+class DeviceAndBackends(NamedTuple):
+    """The device of a call, and the backends that its caller allows: what decides who serves an operation."""
 
     device: DeviceKind
     backend: str | tuple[str, ...] | None
 
     @classmethod
-    def of(cls, array: Array, backend: BackendNames) -> Served:
-        """What serves a call with this array."""
+    def of(cls, array: Array, backend: BackendNames) -> DeviceAndBackends:
+        """Of a call with this array and this argument `backend`."""
         return cls(device_of(array), hashable(backend))
 
-    def plan(self, op: Move | Choose, dtype: DType, groups: int | None = None, **of_router: int) -> Plan | None:
+    def plan(self, op: Move | Choose, dtype: DType, groups: int | None = None, **fields: int) -> Plan | None:
         """The plan of the backend that serves the operation; None: JAX's operations do.
 
-        dtype       of rows or logits; of choices, which are integers, any
-        groups      of "route", or experts of a router
-        of_router   the other fields of its request
+        dtype    of rows or logits; of choices, which are integers, any
+        groups   of "route", or experts of a router
+        fields   the other fields of a router's request, as `router_fields` gives them
         """
         if not holds_whole_arrays():
             return None
-        key = self, op, dtype, groups, tuple(of_router.items())
-        return _plans.get(
-            key, lambda: plan_if_served(self._request(op, dtype, groups, of_router), backend=self.backend)
-        )
+        key = self, op, dtype, groups, tuple(fields.items())
+        return _plans.get(key, lambda: plan_if_served(self._request(op, dtype, groups, fields), backend=self.backend))
 
-    def _request(self, op: Move | Choose, dtype: DType, groups: int | None, of_router: dict[str, Any]) -> AnyRequest:
+    def _request(self, op: Move | Choose, dtype: DType, groups: int | None, fields: dict[str, Any]) -> AnyRequest:
         common: dict[str, Any] = {
             "framework": "jax",
             "device": self.device.kind,
@@ -80,7 +78,7 @@ class Served(NamedTuple):
             "groups": groups,
         }
         if op == "choose_experts" or op == "choose_gradient":
-            return ChooseRequest(op=op, **common, **of_router)
+            return ChooseRequest(op=op, **common, **fields)
         return MoveRequest(op=op, **common)
 
 
@@ -96,31 +94,36 @@ def holds_whole_arrays() -> bool:
     return all(kind == AxisType.Manual or mesh.shape[name] == 1 for name, kind in kinds)
 
 
-def moves_for(dtype: Any, served: Served) -> Moves:
-    """Moves for rows of this dtype."""
+def row_functions_for(dtype: Any, where: DeviceAndBackends) -> RowFunctions:
+    """The functions for rows of this dtype."""
     name = DTYPES.get(dtype)
     if name is None:
         return COMPOSED
-    plans = [served.plan(op, name) for op in _MOVES]
-    return Moves(*(None if plan is None else plan.run for plan in plans))
+    plans = [where.plan(op, name) for op in _MOVES]
+    return RowFunctions(*(None if plan is None else plan.run for plan in plans))
 
 
-def route_for(groups: int, served: Served) -> Route[Array] | None:
+def route_for(groups: int, where: DeviceAndBackends) -> Route[Array] | None:
     """The function that sorts choices by group; None: JAX's operations."""
-    plan = served.plan("route", "float32", groups)
+    plan = where.plan("route", "float32", groups)
     return None if plan is None else cast("Route[Array]", plan.run)
 
 
 def choosers_for(logits: Array, rule: RouterRule, backend: BackendNames) -> Choosers | None:
     """The functions of a router; None: JAX's operations."""
-    name, served, how = dtype_name(logits.dtype, "logits"), Served.of(logits, backend), of_router(rule)
-    choose = served.plan("choose_experts", name, int(logits.shape[1]), **how)
+    dtype, where, fields = (
+        dtype_name(logits.dtype, "logits"),
+        DeviceAndBackends.of(logits, backend),
+        router_fields(rule),
+    )
+    choose = where.plan("choose_experts", dtype, int(logits.shape[1]), **fields)
     if choose is None:
         return None
-    gradient = served._replace(backend=choose.backend).plan("choose_gradient", name, int(logits.shape[1]), **how)
+    same_backend = where._replace(backend=choose.backend)
+    gradient = same_backend.plan("choose_gradient", dtype, int(logits.shape[1]), **fields)
     return None if gradient is None else Choosers(choose.run, gradient.run)
 
 
-def of_router(rule: RouterRule) -> dict[str, int]:
-    """What a request says of it."""
+def router_fields(rule: RouterRule) -> dict[str, int]:
+    """The fields of a `ChooseRequest` that a rule decides."""
     return {"choices": rule.k, "expert_groups": rule.groups if rule.by_groups else 1}

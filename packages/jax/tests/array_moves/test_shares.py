@@ -11,15 +11,15 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from octavo_jax.layouts.shares import (
+from octavo_jax.array_moves.shares import (
     MeshShape,
     elements_to_fetch,
     entries_of,
     entries_of_shares,
+    partition_spec_text,
     shares_of_entries,
     shares_of_slices,
     shares_of_tiles,
-    spelled,
 )
 
 SHAPE = (8, 12, 16)
@@ -73,4 +73,4 @@ def test_shapes_that_do_not_divide() -> None:
 
 def test_spelled() -> None:
     """As it is typed."""
-    assert spelled((("a", "b"), (), ("c",))) == "P(('a', 'b'), None, 'c')"
+    assert partition_spec_text((("a", "b"), (), ("c",))) == "P(('a', 'b'), None, 'c')"

@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from octavo.caller import Place
-from octavo_jax.layouts.shares import (
+from octavo_jax.array_moves.shares import (
     Entries,
     MeshShape,
     elements_to_fetch,
     entries_of_shares,
+    partition_spec_text,
     shares_of_entries,
-    spelled,
 )
 
 Policy = Literal["warn", "error", "allow"]
@@ -31,8 +31,8 @@ class MoveWarning(UserWarning):
     """
 
 
-class Called(NamedTuple):
-    """The names that messages give to a layer and its arguments, and what happens to arrays that have to move.
+class CalledFunction(NamedTuple):
+    """A public function that was called: what messages call it and its arguments, and its policy on arrays that move.
 
     function          the public function that was called
     x, kernel, bias   the names of its arguments
@@ -119,8 +119,8 @@ def move_of(wanted: WantedPlacement, shape: Sequence[int], itemsize: int, held: 
     if number == 0:
         return None
     found = None if wanted.mesh is None else entries_of_shares(wanted.mesh, held, shape)
-    placed = _in_words(held, shape) if found is None else spelled(found)
-    target = spelled(((),) * len(shape) if wanted.entries is None else wanted.entries)
+    placed = _in_words(held, shape) if found is None else partition_spec_text(found)
+    target = partition_spec_text(((),) * len(shape) if wanted.entries is None else wanted.entries)
     has_roles = wanted.entries is not None
     return Move(wanted.function, wanted.array, tuple(shape), placed, target, number * itemsize, has_roles)
 
@@ -134,7 +134,7 @@ def _in_words(shares: np.ndarray, shape: Sequence[int]) -> str:
 _warned: dict[Any, Any] = {}  # as a module's __warningregistry__, for Python's rule of one warning per place
 
 
-def tell(move: Move, policy: Policy, place: Place) -> None:
+def report_move(move: Move, policy: Policy, place: Place) -> None:
     """Do what `policy` says about a move: raise ValueError, warn at `place`, or nothing."""
     if policy == "error":
         raise ValueError(move.sentence)

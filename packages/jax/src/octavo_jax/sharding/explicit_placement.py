@@ -6,12 +6,12 @@ transpose of a reshard puts it back there.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from octavo_jax.layouts.shares import Entries, entries_of, spelled
+from octavo_jax.array_moves.shares import Entries, entries_of, partition_spec_text
 from octavo_jax.scaling.delayed_state import DelayedState, ScalingHistory
 from octavo_jax.sharding import specs
 from octavo_jax.sharding.placement import Placement
@@ -41,63 +41,66 @@ def placed(mesh: _Mesh | None, name: str, array: jax.Array, spec: PartitionSpec,
     axes = explicit_axes(mesh)
     if not axes:
         return array
-    lying = jax.typeof(array).sharding
-    placed_on, target = _entries(lying.spec, array.ndim, axes), _entries(spec, array.ndim, axes)
-    if placed_on == target:
+    sharding = jax.typeof(array).sharding
+    current, target = _entries(sharding.spec, array.ndim, axes), _entries(spec, array.ndim, axes)
+    if current == target:
         return array
-    for axis, (now, then) in enumerate(zip(placed_on, target, strict=True)):
-        if now != then[: len(now)] or (tokens and now != then and not lying.mesh.empty):
+    for axis, (now, then) in enumerate(zip(current, target, strict=True)):
+        if now != then[: len(now)] or (tokens and now != then and not sharding.mesh.empty):
+            needed = partition_spec_text(target)
             raise ValueError(
-                f"{name} {list(array.shape)} is placed as {spelled(placed_on)} and sharding needs {spelled(target)}: "
+                f"{name} {list(array.shape)} is placed as {partition_spec_text(current)} and sharding needs {needed}: "
                 f"its axis {axis} is cut over {now or 'nothing'}, not over {then or 'nothing'}; give "
                 f"octavo_jax.MeshAxes roles that fit, or move the array first: "
-                f"jax.sharding.reshard({name}, {spelled(target)})"
+                f"jax.sharding.reshard({name}, {needed})"
             )
     moved: jax.Array = jax.sharding.reshard(array, PartitionSpec(*target))  # type: ignore[no-untyped-call]
     return moved
 
 
-def placed_as(given: Arrays, made: Arrays) -> Arrays:
-    """`made`, a tree like `given`, with each array placed on Explicit axes as that of `given` is.
+def placed_as(before: Arrays, after: Arrays) -> Arrays:
+    """`after`, a tree like `before`, with each array placed on Explicit axes as that of `before` is.
 
-    So a state that a layer returns lies where the one that it took does, which a module that keeps it and a scan that
-    carries it rely on. One call made all of its arrays, so the first tells whether there are such axes.
+    So a state that a layer returns is placed as the one that it took, which a module that keeps it and a scan that
+    carries it rely on. One call has computed all of its arrays, so the first tells whether there are such axes.
     """
-    first = next(iter(jax.tree.leaves(made)), None)
+    first = next(iter(jax.tree.leaves(after)), None)
     if first is None or not explicit_axes(jax.typeof(first).sharding.mesh):
-        return made
+        return after
 
-    def moved(before: jax.Array, after: jax.Array) -> jax.Array:
-        lying, place = jax.typeof(after).sharding, jax.typeof(before).sharding
-        axes = explicit_axes(lying.mesh)
-        target = _entries(place.spec, after.ndim, axes)
-        if _entries(lying.spec, after.ndim, axes) == target:
-            return after
-        return jax.sharding.reshard(after, PartitionSpec(*target))  # type: ignore[no-untyped-call, no-any-return]
+    def moved(old: jax.Array, new: jax.Array) -> jax.Array:
+        sharding = jax.typeof(new).sharding
+        axes = explicit_axes(sharding.mesh)
+        target = _entries(jax.typeof(old).sharding.spec, new.ndim, axes)
+        if _entries(sharding.spec, new.ndim, axes) == target:
+            return new
+        return jax.sharding.reshard(new, PartitionSpec(*target))  # type: ignore[no-untyped-call, no-any-return]
 
-    result: Arrays = jax.tree.map(moved, given, made)
+    result: Arrays = jax.tree.map(moved, before, after)
     return result
 
 
-def placed_layer(
-    placement: Placement,
-    weight: Weight,
-    x: jax.Array,
-    kernel: jax.Array,
-    bias: jax.Array | None,
-    group_sizes: jax.Array,
-    state: DelayedState | None,
-) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array, DelayedState | None]:
-    """`placed` of all that a grouped layer takes, in this order from x on."""
+class LayerArrays(NamedTuple):
+    """The arrays that a grouped layer reads: x [*B, M, K], the kernel, bias [E * G, N], sizes [*B, G] and the state."""
+
+    x: jax.Array
+    kernel: jax.Array
+    bias: jax.Array | None
+    group_sizes: jax.Array
+    state: DelayedState | None
+
+
+def placed_layer(placement: Placement, weight: Weight, a: LayerArrays) -> LayerArrays:
+    """`placed` of each of a grouped layer's arrays."""
     mesh = placement.mesh
     if not explicit_axes(mesh):
-        return x, kernel, bias, group_sizes, state
-    return (
-        placed(mesh, "x", x, specs.rows(placement, "i"), tokens=True),
-        placed(mesh, "kernel", kernel, specs.kernel(placement, weight)),
-        None if bias is None else placed(mesh, "bias", bias, specs.groups(placement, columns="o")),
-        placed(mesh, "group_sizes", group_sizes, specs.sizes(placement)),
-        None if state is None else placed_state(placement, "state", state),
+        return a
+    return LayerArrays(
+        x=placed(mesh, "x", a.x, specs.rows(placement, "i"), tokens=True),
+        kernel=placed(mesh, "kernel", a.kernel, specs.kernel(placement, weight)),
+        bias=None if a.bias is None else placed(mesh, "bias", a.bias, specs.groups(placement, columns="o")),
+        group_sizes=placed(mesh, "group_sizes", a.group_sizes, specs.sizes(placement)),
+        state=None if a.state is None else placed_state(placement, "state", a.state),
     )
 
 
