@@ -68,7 +68,7 @@ def moe_mlp(
 ) -> Any:
     """A Mixture-of-Experts block: each token through the k experts that its router scores highest, weighted and summed.
 
-    x           [..., K] tokens
+    x           [..., K] tokens, bf16, fp16 or fp32, as are all other arrays but masks and integers
     router      [K, E]; the product with x is taken in their common dtype and accumulated in float32. Float32 is not
                 multiplied as TF32 unless `jax.default_matmul_precision` asks for it
     wi          [E, K, C]; C = 2 F, the gate first, where the activation is gated, else F
@@ -123,7 +123,7 @@ def moe_mlp(
         exchange=exchange,
     )
     result = run_block(body, _with_choices(arrays, body.rule))
-    return (result.y, result.stats) if state is None else result
+    return (result.y, result.stats) if state is None else tuple(result)
 
 
 def body_of(
@@ -172,6 +172,10 @@ def checked(
         raise ValueError(f"exchange is a {type(exchange).__name__}; give an octavo_jax.moe.Exchange")
     if dtype is not None:
         dtype_name(dtype, "dtype")
+    of_floats = {"x": x, "router": router, "wi": wi, "wo": wo, "bi": bi, "bo": bo}
+    for name, array in of_floats.items():
+        if array is not None:
+            dtype_name(array.dtype, name)
     if x.ndim == 0 or router.ndim != 2 or 0 in router.shape or router.shape[0] != x.shape[-1]:
         raise ValueError(
             f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E], with K and E "
