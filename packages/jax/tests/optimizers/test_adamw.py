@@ -91,26 +91,15 @@ def test_a_jitted_step_is_the_definitions(dtype: Any, state_bits: int, rng: np.r
         defined.check(params, state)
 
 
-AS_USERS_HAVE_IT = {
-    "xla_backend_optimization_level": 3,
-    "xla_cpu_use_fusion_emitters": True,
-    "xla_llvm_disable_expensive_passes": False,
-}
-"""Of XLA:CPU, which contracts no product where tests compile in a hurry."""
-
-
+@pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("kept", ["made in the program", "closed over"])
-def test_a_state_that_the_compiler_knows(kept: str, rng: np.random.Generator, on_a_cpu: None) -> None:
+def test_a_state_that_the_compiler_knows(kept: str, rng: np.random.Generator, as_users_have_it: dict[str, Any]) -> None:
     """The state of a step in a program that also makes it, or that has it as a constant: the number of the step is a
     constant there, and so was the word that keeps products from being contracted."""
     defined = Defined(drawn(rng, np.float32), 32, 0)
     rule = AdamW(3e-3, weight_decay=0.1)
     params = jax.tree.map(jnp.asarray, defined.masters)
     state = rule.init(params)
-    if kept == "closed over":
-        grads = drawn(rng, np.float32)
-        defined.step(grads)
-        params, state = rule.step(grads, state, params)
 
     @jax.jit
     def step(grads: Any, params: Any) -> Any:
@@ -118,7 +107,7 @@ def test_a_state_that_the_compiler_knows(kept: str, rng: np.random.Generator, on
 
     grads = drawn(rng, np.float32)
     defined.step(grads)
-    params, state = step.lower(grads, params).compile(AS_USERS_HAVE_IT)(grads, params)
+    params, state = step.lower(grads, params).compile(as_users_have_it)(grads, params)
     defined.check(params, state)
 
 
