@@ -80,8 +80,10 @@ def moe_mlp(
     replay      integers [..., k], x's leading axes: choices that were made before, in place of the router's. A choice
                 outside of 0 to E - 1 goes to no expert
     weights_on, form, weight_codes   as in `routed_mlp`. Every form gives y the same bits, and every form but "lean"
-                the gradients, too. The exception: if a recipe leaves fprop in high precision and quantizes wgrad, a
-                kernel computes y's activation in "keep_all" and XLA in other forms, and the last bit may differ
+                the gradients, too. The exceptions: XLA sums the gradients of the biases, the choices' weights and the
+                router, in an order that differs from program to program; and if a recipe leaves fprop in high precision
+                and quantizes wgrad, a kernel computes y's activation in "keep_all" and XLA in other forms. Last bits
+                may differ there
     mask        [...] bool, x's leading axes: False for tokens that are dropped, such as padding. They add no row to a
                 GEMM, may hold anything, and come back as zeros
     dtype       of the rows, wi, wo and the biases in the experts; the router sees x as it is. None: as they are
