@@ -33,6 +33,17 @@ def on_a_cpu() -> None:
         pytest.skip(f"JAX's default device is a {jax.default_backend()}")
 
 
+@pytest.fixture(scope="session")
+def as_users_have_it() -> dict[str, Any]:
+    """Options of `lowered.compile`, for a program that XLA:CPU optimizes as users have it, where tests are compiled in
+    a hurry: only then does it contract products and sums, and make of two comparisons one."""
+    return {
+        "xla_backend_optimization_level": 3,
+        "xla_cpu_use_fusion_emitters": True,
+        "xla_llvm_disable_expensive_passes": False,
+    }
+
+
 def _patterns(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Any finite or infinite fp32 pattern, and a few NaN."""
     return rng.integers(0, 1 << 32, shape, np.uint32).view(np.float32)

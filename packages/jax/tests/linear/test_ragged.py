@@ -119,3 +119,11 @@ def test_what_is_refused() -> None:
         octavo_jax.ragged_dot(lhs, rhs, sizes, recipe="fp8-delayed")
     with pytest.raises(ValueError, match=r"jax\.shard_map"):
         octavo_jax.ragged_dot(lhs, rhs, sizes, out_sharding="x", recipe=None)
+    for left, right, message in (
+        (lhs.astype(int), rhs, "lhs has dtype int32"),
+        (lhs, rhs.astype(int), "rhs has dtype int32"),
+        (lhs, rhs[0], r"lhs has shape \[4, 16\] and rhs \[16, 16\]; they are \[M, K\] and \[G, K, N\]$"),
+        (lhs, jnp.ones((2, 8, 16)), r"rhs \[2, 8, 16\]; they are .*; swap rhs's last two axes, or give it to .*dense"),
+    ):
+        with pytest.raises(ValueError, match=message):  # in the names of its own arguments
+            octavo_jax.ragged_dot(left, right, sizes, recipe=None)

@@ -227,6 +227,17 @@ def test_shapes_and_dtypes(rng: np.random.Generator) -> None:
     assert not np.asarray(nothing[1].load).any()
 
 
+def test_results_are_a_plain_tuple() -> None:
+    """With a state as without one: callers write such a tuple as a `jax.shard_map`'s out_specs, where the structures of
+    two kinds of tuples differ."""
+    p = {key: jnp.zeros(shape) for key, shape in SHAPES.items()}
+    recipe = octavo.DelayedScaling(history=2)
+    state = (octavo_jax.init_delayed(recipe, E),) * 2
+    results = jax.eval_shape(partial(moe.moe_mlp, k=2, recipe=recipe, state=state), **p)
+    assert type(results) is tuple
+    assert jax.tree.structure(results[2]) == jax.tree.structure(state)
+
+
 def test_bad_arguments() -> None:
     """Each sentence names the argument, its shape or value, and what is needed."""
     p = {key: jnp.zeros(shape) for key, shape in SHAPES.items()}
@@ -240,6 +251,10 @@ def test_bad_arguments() -> None:
         "weights_on is 'input'": {"weights_on": "input"},
         "seed is None and the recipe rounds": {"recipe": octavo.NVFP4()},
         "state is .*None.* and the recipe scales by history": {"recipe": octavo.DelayedScaling()},
+        "x has dtype int32; it must be": {"x": jnp.zeros((T, K), jnp.int32)},
+        "router has dtype complex64; it must be": {"router": jnp.zeros((K, E), jnp.complex64)},
+        "wi has dtype int8; it must be": {"wi": p["wi"].astype(jnp.int8), "dtype": jnp.bfloat16},
+        "bo has dtype complex64; it must be": {"bo": jnp.zeros((E, N), jnp.complex64), "dtype": jnp.bfloat16},
     }
     for sentence, change in cases.items():
         with pytest.raises(ValueError, match=sentence):

@@ -232,3 +232,14 @@ def test_router_says_what_does_not_fit() -> None:
             choose_experts(**{"logits": logits, "k": 2, **changed})
     with pytest.raises(ValueError, match="sequences is 3 and there are 4 tokens"):
         router_losses(logits, jnp.zeros((4, 2), jnp.int32), sequences=3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_subnormal_logits_do_not_tie(dtype: str, rng: np.random.Generator) -> None:
+    """XLA's comparisons on a CPU take them for zero, so that the lowest experts were chosen; kernels and PyTorch choose
+    the largest, as the definition does. Zeros of both signs tie."""
+    logits = (rng.permuted(np.tile(np.arange(-8, 8), (33, 1)), axis=1) * 2.0**-133).astype(jnp.dtype(dtype))
+    logits[::2] = np.copysign(logits[::2] * 0, rng.standard_normal(logits[::2].shape))
+    chosen = jax.jit(lambda logits: choose_experts(logits, 3, backend="jax-reference").choices)(logits)
+    wanted = octavo_numerics.choose_experts(logits, octavo_numerics.RouterRule(3)).choices
+    np.testing.assert_array_equal(chosen, wanted)

@@ -226,6 +226,7 @@ def test_bad_arguments() -> None:
         r"x has shape \[3, 5\] and the routing needs 4": lambda: moe.permute(jnp.zeros((3, 5)), routing),
         r"rows has shape \[4, 5\] and the routing needs 8": lambda: moe.combine(jnp.zeros((4, 5)), routing),
         r"rows has shape \[8\]": lambda: moe.combine(jnp.zeros(8), routing),
+        "rows has dtype int32; it must be": lambda: moe.combine(jnp.zeros((8, 5), jnp.int32), routing),
         r"x has shape \[3, 5\] and the routing needs 4 .*, one row per token": lambda: moe.routed_mlp(
             jnp.zeros((3, 5)), routing, jnp.zeros((3, 5, 4)), jnp.zeros((3, 2, 5)), recipe=None
         ),

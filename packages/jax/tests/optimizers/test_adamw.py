@@ -91,6 +91,26 @@ def test_a_jitted_step_is_the_definitions(dtype: Any, state_bits: int, rng: np.r
         defined.check(params, state)
 
 
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("kept", ["made in the program", "closed over"])
+def test_a_state_that_the_compiler_knows(kept: str, rng: np.random.Generator, as_users_have_it: dict[str, Any]) -> None:
+    """The state of a step in a program that also makes it, or that has it as a constant: the number of the step is a
+    constant there, and so was the word that keeps products from being contracted."""
+    defined = Defined(drawn(rng, np.float32), 32, 0)
+    rule = AdamW(3e-3, weight_decay=0.1)
+    params = jax.tree.map(jnp.asarray, defined.masters)
+    state = rule.init(params)
+
+    @jax.jit
+    def step(grads: Any, params: Any) -> Any:
+        return rule.step(grads, state if kept == "closed over" else rule.init(params), params)
+
+    grads = drawn(rng, np.float32)
+    defined.step(grads)
+    params, state = step.lower(grads, params).compile(as_users_have_it)(grads, params)
+    defined.check(params, state)
+
+
 def _inexact(jaxpr: Any, given: Sequence[Any], errors: Iterator[int]) -> list[Any]:
     """What the program computes where each quotient and root of floats is off by as many ulps as `errors` says next."""
     values = dict(zip([*jaxpr.jaxpr.constvars, *jaxpr.jaxpr.invars], [*jaxpr.consts, *given], strict=True))

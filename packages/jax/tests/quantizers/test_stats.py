@@ -80,6 +80,21 @@ def test_subnormal_values_are_counted(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), name)
 
 
+@pytest.mark.usefixtures("on_a_cpu")
+def test_subnormal_values_are_counted_in_an_optimized_program(
+    rng: np.random.Generator, as_users_have_it: dict[str, Any]
+) -> None:
+    """Not compiled in a hurry, as most tests are: LLVM made one comparison of floats, which flushes, of "finite"
+    and "its bits are not zero", and nothing had underflown."""
+    spec = octavo.MXFP4Weights().quantizer("w")
+    assert spec is not None
+    x = np.exp2(rng.uniform(-140, -124, (1, 1, 127))).astype(np.float32)
+    ours = jax.jit(lambda x: octavo_jax.tensor_stats(x, spec)).lower(x).compile(as_users_have_it)(x)
+    theirs = octavo_numerics.tensor_stats(x, spec)
+    assert theirs.underflow[0] > 0
+    np.testing.assert_array_equal(ours.underflow, theirs.underflow)
+
+
 @pytest.mark.parametrize(("name", "operand"), [("fp8-block", "w"), ("nvfp4", "dy")])
 def test_rows_without_columns_hold_nothing(name: str, operand: str) -> None:
     """Zeros, as the definition says, and codes of that shape; JAX divides by zero to find how many rows they are."""

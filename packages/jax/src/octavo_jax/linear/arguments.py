@@ -63,18 +63,23 @@ def check_operands(
     return groups, k, n
 
 
-def check_sizes_fit(group_sizes: Array, groups: int, placement: Placement | None = None) -> None:
-    """ValueError unless there is one size per matrix, or per matrix of each expert block."""
+def check_sizes_fit(
+    group_sizes: Array, groups: int, placement: Placement | None = None, kernel: str = "kernel"
+) -> None:
+    """ValueError unless there is one size per matrix, or per matrix of each expert block.
+
+    kernel   what messages call the argument that has the matrices
+    """
     if placement is not None and "e" in placement.block_letters:
         experts, here = placement.block_count("e"), group_sizes.shape[-1]
         if experts * here != groups:
             raise ValueError(
-                f"group_sizes has {here} entries for each of {experts} expert blocks and kernel {groups} matrices; "
-                "give [*B, G] and a kernel of E * G matrices"
+                f"group_sizes has {here} entries for each of {experts} expert blocks and {kernel} {groups} matrices; "
+                f"give [*B, G] and {kernel} of E * G matrices"
             )
     elif group_sizes.shape[-1] != groups:
         raise ValueError(
-            f"group_sizes has {group_sizes.shape[-1]} entries and kernel {groups} matrices; give one per matrix"
+            f"group_sizes has {group_sizes.shape[-1]} entries and {kernel} {groups} matrices; give one per matrix"
         )
 
 

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from octavo import Recipe
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
+from octavo_jax.arrays.dtypes import dtype_name
 from octavo_jax.arrays.recipes import RecipeLike, as_recipe
 from octavo_jax.arrays.sizes import GroupSizes
 from octavo_jax.dispatch.backends import BackendNames
@@ -40,6 +41,18 @@ def check_precision(precision: Any, recipe: Recipe) -> None:
                 f"precision is {precision!r} and the recipe {recipe.kind!r} multiplies quantized operands; leave it "
                 "out, or give recipe=None"
             )
+
+
+def _check_operands(lhs: Array, rhs: Array) -> None:
+    """ValueError in the names of `ragged_dot`, where grouped_dense's are others."""
+    for name, operand in (("lhs", lhs), ("rhs", rhs)):
+        dtype_name(operand.dtype, name)
+    if lhs.ndim < 2 or rhs.ndim != 3 or lhs.shape[-1] != rhs.shape[1]:
+        turned = lhs.ndim > 1 and rhs.ndim == 3 and lhs.shape[-1] == rhs.shape[2]
+        hint = "; swap rhs's last two axes, or give it to octavo_jax.grouped_dense with contracting_dims=((-1,), (2,))"
+        raise ValueError(
+            f"lhs has shape {list(lhs.shape)} and rhs {list(rhs.shape)}; they are [M, K] and [G, K, N]{hint * turned}"
+        )
 
 
 def ragged_dot(
@@ -86,6 +99,7 @@ def ragged_dot(
             f"out_sharding is {out_sharding!r}; shard outside with jax.shard_map and call this on the local arrays"
         )
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
+    _check_operands(lhs, rhs)
     y: Array = grouped_dense(
         lhs,
         rhs,

@@ -37,6 +37,8 @@ def check_mlp_operands(
     """
     biases = {name: bias for name, bias in (("bi", bi), ("bo", bo)) if bias is not None}
     check_arrays(wi=wi, wo=wo, **biases)
+    for name, kernel in (("wi", wi), ("wo", wo)):
+        dtype_name(kernel.dtype, name)
     if 0 in (*wi.shape, *wo.shape) or wo.ndim != wi.ndim:
         raise ValueError(
             f"wi has shape {list(wi.shape)} and wo {list(wo.shape)}; they have as many axes, each one or more"

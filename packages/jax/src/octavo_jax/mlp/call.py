@@ -76,7 +76,7 @@ def resolve_call(a: MlpArrays, group_sizes: GroupSizes, options: MlpOptions, row
         probs, bo_scales = (None if array is None else array.reshape(-1) for array in (a.probs, a.bo_scales))
         a = a._replace(x=x.reshape(-1, x.shape[-1]), probs=probs, bo_scales=bo_scales)
     sizes = as_group_sizes(group_sizes, a.x.shape[-2] if rows is None else rows, blocks)
-    check_sizes_fit(sizes, groups, placements[0])
+    check_sizes_fit(sizes, groups, placements[0], "wi")
     check_states(recipe, options.state, groups)
     for placement, kernel in zip(placements, (wi, wo), strict=True):
         check_shards(placement, recipe, x, kernel, "kn")

@@ -68,7 +68,7 @@ def moe_mlp(
 ) -> Any:
     """A Mixture-of-Experts block: each token through the k experts that its router scores highest, weighted and summed.
 
-    x           [..., K] tokens
+    x           [..., K] tokens, bf16, fp16 or fp32, as are all other arrays but masks and integers
     router      [K, E]; the product with x is taken in their common dtype and accumulated in float32. Float32 is not
                 multiplied as TF32 unless `jax.default_matmul_precision` asks for it
     wi          [E, K, C]; C = 2 F, the gate first, where the activation is gated, else F
@@ -80,8 +80,10 @@ def moe_mlp(
     replay      integers [..., k], x's leading axes: choices that were made before, in place of the router's. A choice
                 outside of 0 to E - 1 goes to no expert
     weights_on, form, weight_codes   as in `routed_mlp`. Every form gives y the same bits, and every form but "lean"
-                the gradients, too. The exception: if a recipe leaves fprop in high precision and quantizes wgrad, a
-                kernel computes y's activation in "keep_all" and XLA in other forms, and the last bit may differ
+                the gradients, too. The exceptions: XLA sums the gradients of the biases, the choices' weights and the
+                router, in an order that differs from program to program; and if a recipe leaves fprop in high precision
+                and quantizes wgrad, a kernel computes y's activation in "keep_all" and XLA in other forms. Last bits
+                may differ there
     mask        [...] bool, x's leading axes: False for tokens that are dropped, such as padding. They add no row to a
                 GEMM, may hold anything, and come back as zeros
     dtype       of the rows, wi, wo and the biases in the experts; the router sees x as it is. None: as they are
@@ -123,7 +125,7 @@ def moe_mlp(
         exchange=exchange,
     )
     result = run_block(block, _with_int32_replay(arrays, block.rule))
-    return (result.y, result.stats) if state is None else result
+    return (result.y, result.stats) if state is None else tuple(result)
 
 
 def block_of(
@@ -173,6 +175,10 @@ def check_block_arguments(
         raise ValueError(f"exchange is a {type(exchange).__name__}; give an octavo_jax.moe.Exchange")
     if dtype is not None:
         dtype_name(dtype, "dtype")
+    of_floats = {"x": x, "router": router, "wi": wi, "wo": wo, "bi": bi, "bo": bo}
+    for name, array in of_floats.items():
+        if array is not None:
+            dtype_name(array.dtype, name)
     if x.ndim == 0 or router.ndim != 2 or 0 in router.shape or router.shape[0] != x.shape[-1]:
         raise ValueError(
             f"x has shape {list(x.shape)} and router {list(router.shape)}; they are [..., K] and [K, E], with K and E "

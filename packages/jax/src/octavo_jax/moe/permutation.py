@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from octavo_jax.arithmetic.barrier import barrier
 from octavo_jax.arithmetic.widening import in_dtype, in_fp32
 from octavo_jax.arrays.checks import check_arrays
-from octavo_jax.arrays.dtypes import element_type
+from octavo_jax.arrays.dtypes import dtype_name, element_type
 from octavo_jax.arrays.numpy_arrays import as_jax
 from octavo_jax.arrays.sizes import end_of
 from octavo_jax.arrays.varying import varying_alike
@@ -77,6 +77,7 @@ def combine(
     if rows.ndim != 2:
         raise ValueError(f"rows has shape {list(rows.shape)}; it is [R, N], one row per choice")
     _check_first(rows, routing.order.shape[0], "rows", "one row per choice")
+    dtype_name(rows.dtype, "rows")
     check_whole("combine", leading=1, rows=rows)
     arrays = rows, routing.weights, routing.order, routing.position, end_of(routing.group_sizes)
     rows, weights, *where = refuse_forward_mode("combine", varying_alike(as_jax(arrays)))

@@ -1,18 +1,20 @@
 """AdamW's operations, each rounded to fp32 once and none contracted: the bits of octavo_numerics' `adamw_step`.
 
-XLA contracts a product and a sum. So an integer operation stands behind each product: exclusive or with a word that is
+XLA contracts a product and a sum. So an integer operation stands behind each product: exclusive or with words that are
 zero, which the compiler cannot know. On a GPU its quotients and roots are off by an ulp or two, and are mended here.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from octavo_jax.arithmetic import bits as fp32
 
@@ -30,11 +32,17 @@ class Rule(NamedTuple):
 
 
 class Corrections(NamedTuple):
-    """Of one step, for all parameters: 1 - b1^t, 1 / sqrt(1 - b2^t), and the zero of `opaque`."""
+    """Of one step, for all parameters: 1 - b1^t and 1 / sqrt(1 - b2^t)."""
 
     first: Array
     root_scale: Array
-    zero: Array
+
+
+def hidden_zero(*values: Array) -> Array:
+    """uint32 zeros, one for each element of fp32 `values`, of which a compiler knows that at most where it knows all
+    values: a square leaves 0 or 1 when it is divided by 3."""
+    word = functools.reduce(operator.add, map(fp32.as_bits, values)) & 0xFFFF
+    return lax.rem(word * word, np.uint32(3)) >> 1
 
 
 def opaque(value: Array, zero: Array) -> Array:
@@ -62,7 +70,7 @@ def corrections(step: Array, b1: float, b2: float) -> Corrections:
     """Those of step number `step`, int32 and at least 1."""
     zero = (step >> 31).astype(jnp.uint32)
     scale = quotient(jnp.ones((), jnp.float32), root(_correction(b2, step, zero)))
-    return Corrections(_correction(b1, step, zero), scale, zero)
+    return Corrections(_correction(b1, step, zero), scale)
 
 
 def _correction(beta: float, step: Array, zero: Array) -> Array:
@@ -82,7 +90,8 @@ def advance(
     master: Array, grad: Array, first: Array, second: Array, rate: Array, rule: Rule, step: Corrections
 ) -> tuple[Array, Array, Array]:
     """The fp32 master and moments after one more gradient, all fp32; `rate` is the learning rate, an fp32 scalar."""
-    zero = step.zero
+    # Not of the step alone: that of a state which is made in the same program, or which it closes over, is a constant.
+    zero = hidden_zero(master, grad, first, second, rate)
 
     def product(a: Array, b: Array | np.float32) -> Array:
         return opaque(a * b, zero)
@@ -92,6 +101,6 @@ def advance(
     second = product(second, np.float32(rule.b2)) + product(square, np.float32(1 - rule.b2))
     denominator = product(root(second), step.root_scale) + np.float32(rule.eps)
     update = quotient(first, denominator)
-    decay = _ONE - product(rate, np.float32(rule.weight_decay))
+    decay = _ONE - opaque(rate * np.float32(rule.weight_decay), hidden_zero(rate))
     step_size = quotient(rate, step.first)
     return product(master, decay) - product(update, step_size), first, second

@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from octavo.quantizer import DEFAULT_CHECKPOINT_NAME
 from octavo.router import RouterRule, Score
-from octavo_jax.arithmetic.bits import NAN
+from octavo_jax.arithmetic import bits as fp32
 from octavo_jax.arithmetic.widening import in_fp32
 from octavo_jax.arrays.exportable import exportable_tuple
 from octavo_jax.arrays.numpy_arrays import as_jax
@@ -165,7 +165,9 @@ _chosen.defvjp(_chosen_forward, _chosen_backward)
 
 def _logits_to_order(logits: Array) -> Array:
     """Logits, to choose by where nothing else decides: no rounding of a score then makes a tie, or breaks one."""
-    return lax.stop_gradient(jnp.where(logits == 0, 0, logits))  # -0 is 0
+    # By bits, of which -0 is 0: a comparison on a CPU takes subnormal logits for zero, too, and they would tie.
+    bits = fp32.widened(lax.stop_gradient(logits))
+    return fp32.as_float(jnp.where(bits & fp32.MAGNITUDE == 0, 0, bits))
 
 
 def _largest(values: Array, k: int, checkpoint_name: str | None) -> Array:
@@ -178,7 +180,7 @@ def _without_signs_of_nan(values: Array) -> Array:
     """`values` in fp32 with one NaN for all: XLA orders them by their signs, which no computation means."""
     # by bits: a NaN that is written down would be the first that `jax.debug_nans` finds
     bits = lax.bitcast_convert_type(in_fp32(values), jnp.uint32)
-    return lax.bitcast_convert_type(jnp.where(jnp.isnan(values), NAN, bits), jnp.float32)
+    return lax.bitcast_convert_type(jnp.where(jnp.isnan(values), fp32.NAN, bits), jnp.float32)
 
 
 def _picked(scores: Array, choices: Array) -> Array:
